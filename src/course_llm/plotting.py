@@ -1,0 +1,159 @@
+"""Figures that read well on light pages, on dark pages and in print.
+
+A figure is a function that draws on a matplotlib figure. `show` calls it once with dark ink and once with
+light ink, and puts both pictures into one output: the page shows the one that fits its theme, and print shows
+the one with dark ink.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+# Each has a contrast of at least 3:1 on white and on the dark theme's background, and the first five stay
+# apart for readers who are colour-blind: tests/test_plotting.py measures both.
+COLOURS = ["#3673D9", "#CC8000", "#00A67C", "#A64B8F", "#A64929", "#7F7F7F"]
+
+_INK = {"light": "#1f2328", "dark": "#e6e8eb"}
+_GRID = {"light": "#d0d4d9", "dark": "#454b54"}
+_SVG_LIMIT_BYTES = 400_000  # a longer SVG (many thousand points) becomes a PNG
+_PNG_DPI = 200
+
+# In a plain notebook no style sheet speaks of these classes: the dark picture hides itself.
+_STYLE = (
+    '[data-theme="dark"] .course-figure .only-dark,[data-jp-theme-light="false"] .course-figure .only-dark'
+    "{display:block!important}"
+    '[data-theme="dark"] .course-figure .only-light,[data-jp-theme-light="false"] .course-figure .only-light'
+    "{display:none!important}"
+    "@media print{.course-figure .only-light{display:block!important}"
+    ".course-figure .only-dark{display:none!important}}"
+)
+
+
+def style(theme: str) -> dict[str, object]:
+    """Returns the rcParams of a theme, "light" or "dark": no background, ink that contrasts with the page."""
+    if theme not in _INK:
+        raise ValueError(f'style needs theme "light" or "dark", got theme={theme!r}')
+    ink = _INK[theme]
+    return {
+        "axes.edgecolor": ink,
+        "axes.facecolor": "none",
+        "axes.labelcolor": ink,
+        "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlecolor": ink,
+        "axes.titlesize": "medium",
+        "figure.facecolor": "none",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10.0,
+        "grid.color": _GRID[theme],
+        "hatch.color": ink,
+        "image.cmap": "cividis",
+        "legend.frameon": False,
+        "legend.labelcolor": ink,
+        "patch.edgecolor": ink,
+        "savefig.facecolor": "none",
+        "svg.hashsalt": "course_llm",  # the same drawing gives the same bytes
+        "text.color": ink,
+        "xtick.color": ink,
+        "ytick.color": ink,
+    }
+
+
+def show(
+    draw: Callable[[Figure], object], alt: str, width: float | int = 6.4, height: float | int = 3.6
+) -> None:
+    """Displays the figure that `draw` draws, once for light and once for dark pages, as one output.
+
+    Args:
+        draw: called with an empty figure, twice; it must draw the same thing each time.
+        alt: what is to be seen, in words, for readers who do not see the picture.
+        width, height: size in inches, above 0.
+
+    Raises:
+        ValueError: `alt` is empty, or `width` or `height` is not above 0.
+    """
+    from IPython.display import HTML, display  # a notebook is needed to display, not to import this module
+
+    display(HTML(figure_html(draw, alt, width, height)))
+
+
+def figure_html(
+    draw: Callable[[Figure], object], alt: str, width: float | int = 6.4, height: float | int = 3.6
+) -> str:
+    """Returns the HTML that `show` displays: two pictures, of which the page's theme shows one."""
+    if not alt.strip():
+        raise ValueError("show needs alt text that says what is to be seen, got an empty string")
+    if not (width > 0 and height > 0):
+        raise ValueError(f"show needs width > 0 and height > 0 in inches, got width={width}, height={height}")
+    pictures = []
+    for theme in ("light", "dark"):
+        hidden = ' style="display:none"' if theme == "dark" else ""
+        pictures.append(
+            f'<img class="only-{theme}" src="{_render(draw, theme, width, height)}" alt="{html.escape(alt)}" '
+            f'width="{round(width * 96)}" height="{round(height * 96)}"{hidden}>'
+        )
+    return f'<div class="course-figure"><style>{_STYLE}</style>{"".join(pictures)}</div>'
+
+
+def heatmap(
+    axes: Axes,
+    values: Sequence[Sequence[float]] | np.ndarray,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    form: str | None = ".2f",
+    **kwargs: object,
+) -> AxesImage:
+    """Draws a matrix as coloured cells with its numbers, each in black or white, whichever reads better.
+
+    Args:
+        axes: where to draw.
+        values: the matrix; infinite and NaN cells stay empty of colour and are named in words.
+        rows, columns: labels beside and below the cells.
+        form: format of the numbers, or None for none.
+        kwargs: passed on to `Axes.imshow` (`vmin`, `vmax`, `cmap`).
+    """
+    matrix = np.asarray(values, dtype=float)
+    image = axes.imshow(np.ma.masked_invalid(matrix), aspect=kwargs.pop("aspect", "auto"), **kwargs)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(range(matrix.shape[1]), columns if columns is not None else range(matrix.shape[1]))
+    axes.set_yticks(range(matrix.shape[0]), rows if rows is not None else range(matrix.shape[0]))
+    axes.tick_params(length=0)
+    if form is None:
+        return image
+    for (row, column), value in np.ndenumerate(matrix):
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "white"
+            axes.text(column, row, format(value, form), ha="center", va="center", color=ink)
+        else:
+            words = {np.inf: "∞", -np.inf: "−∞"}.get(value, "–")
+            axes.text(column, row, words, ha="center", va="center")
+    return image
+
+
+def _render(draw: Callable[[Figure], object], theme: str, width: float | int, height: float | int) -> str:
+    """Returns the drawing as a data address: SVG, or PNG where the SVG would be too long."""
+    with matplotlib.rc_context(style(theme)):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        svg = buffer.getvalue()
+        if len(svg) <= _SVG_LIMIT_BYTES:
+            # percent-encoded text compresses far better than base64
+            text = " ".join(svg[svg.index("<svg") :].split())
+            return "data:image/svg+xml," + quote(text, safe=" ='/:;,()-+.")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=_PNG_DPI, metadata={"Software": None}, transparent=True)
+        return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
