@@ -1,0 +1,191 @@
+"""The course's tokenizer: byte-level BPE with 2,048 tokens, trained on the corpus.
+
+Text is cut into words first (`WORD_PATTERN`: letters, digits or other characters, each with the one space
+before them), and merges happen inside words only. Token ids are plain: ids 0 to 255 are the bytes themselves,
+id 256 + i is the i-th merge, and the last id ends a document. `tokenizers` runs it; `train_merges` learns the
+merges by the same rule as the exercise `course_llm.pretraining.train_bpe` (most frequent pair first, ties to
+the pair that sorts first), but updates only the counts that a merge changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+TOKENIZER_PATH = Path(__file__).parent / "data" / "tokenizer.json"
+# Words of ASCII letters, of digits, or of anything else, each with at most one space before; other spaces
+# stand alone.
+WORD_PATTERN = r" ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9 \n]+|[ \n]"
+EOS = "<|endoftext|>"
+
+Pair = tuple[bytes, bytes]
+
+
+def word_counts(texts: Iterable[str]) -> Counter[str]:
+    """Counts the words of all texts, cut by `WORD_PATTERN`; put together the words of a text give the text."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(re.findall(WORD_PATTERN, text))
+    return counts
+
+
+def train_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
+    """Learns byte-pair merges (Sennrich et al., arXiv 1508.07909) and returns them in the order they were
+    learned.
+
+    Args:
+        counts: how often each word occurs.
+        merges: how many merges to learn; fewer come back when no pair is left.
+
+    Raises:
+        ValueError: `merges` is negative.
+    """
+    if merges < 0:
+        raise ValueError(f"train_merges needs merges >= 0, got merges={merges}")
+    words = [([bytes([byte]) for byte in word.encode()], count) for word, count in counts.items()]
+    pairs: Counter[Pair] = Counter()
+    where: defaultdict[Pair, set[int]] = defaultdict(set)
+    for index, (parts, count) in enumerate(words):
+        for pair in zip(parts, parts[1:], strict=False):
+            pairs[pair] += count
+            where[pair].add(index)
+    heap = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(heap)
+    learned: list[Pair] = []
+    while heap and len(learned) < merges:
+        count, pair = heapq.heappop(heap)
+        if pairs[pair] != -count or not count:  # an old entry: this pair's count has changed since
+            continue
+        learned.append(pair)
+        changed = set()
+        for index in where.pop(pair):
+            parts, frequency = words[index]
+            merged = merge_pair(parts, pair)
+            for old in zip(parts, parts[1:], strict=False):
+                pairs[old] -= frequency
+                changed.add(old)
+            for new in zip(merged, merged[1:], strict=False):
+                pairs[new] += frequency
+                where[new].add(index)
+                changed.add(new)
+            words[index] = (merged, frequency)
+        for touched in changed:
+            heapq.heappush(heap, (-pairs[touched], touched))
+    return learned
+
+
+def merge_pair(parts: Sequence[bytes], pair: Pair) -> list[bytes]:
+    """Joins every occurrence of a pair, from left to right and without overlap."""
+    merged: list[bytes] = []
+    index = 0
+    while index < len(parts):
+        if tuple(parts[index : index + 2]) == pair:
+            merged.append(pair[0] + pair[1])
+            index += 2
+        else:
+            merged.append(parts[index])
+            index += 1
+    return merged
+
+
+def _byte_characters() -> list[str]:
+    """Lists the printable character that stands for each byte in a byte-level `tokenizers` vocabulary (as in GPT-2)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+class CourseTokenizer:
+    """Turns text into token ids and back: byte-level BPE, run by `tokenizers`.
+
+    Attributes:
+        vocab: number of tokens, the end of text included.
+        eos_id: id of the token that ends a document; the last one.
+    """
+
+    def __init__(self, merges: Sequence[Pair]) -> None:
+        characters = _byte_characters()
+
+        def readable(token: bytes) -> str:
+            return "".join(characters[byte] for byte in token)
+
+        tokens = [bytes([byte]) for byte in range(256)] + [left + right for left, right in merges]
+        vocabulary = {readable(token): index for index, token in enumerate(tokens)}
+        vocabulary[EOS] = len(tokens)
+        inner = Tokenizer(models.BPE(vocabulary, [(readable(left), readable(right)) for left, right in
+        merges])) cut = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+        inner.decoder = decoders.ByteLevel()
+        inner.add_special_tokens([EOS])
+        self._attach(inner)
+
+    def _attach(self, inner: Tokenizer) -> None:
+        self.inner = inner
+        self.inner.encode_special_tokens = True  # the text "<|endoftext|>" is text, never the end of a
+        document self.vocab: int = inner.get_vocab_size()
+        self.eos_id: int = inner.token_to_id(EOS)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab: int) -> CourseTokenizer:
+        """Trains a tokenizer of at most `vocab` tokens (256 bytes, the merges, the end of text) on texts."""
+        if vocab < 257:
+            raise ValueError(f"CourseTokenizer.train needs vocab >= 257 (256 bytes and the end), got
+            vocab={vocab}")
+        return cls(train_merges(word_counts(texts), vocab - 257))
+
+    @classmethod
+    def load(cls, path: str | Path = TOKENIZER_PATH) -> CourseTokenizer:
+        """Loads a tokenizer that `save` wrote.
+
+        Raises:
+            ValueError: the file is missing or not such a tokenizer.
+        """
+        tokenizer = cls.__new__(cls)
+        try:
+            inner = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises the bare Exception for every fault of the file
+            raise ValueError(f"CourseTokenizer.load needs a tokenizer.json, got {path}: {error}") from None
+        if inner.token_to_id(EOS) is None:
+            raise ValueError(f"CourseTokenizer.load needs a tokenizer with {EOS}, got {path}")
+        tokenizer._attach(inner)
+        return tokenizer
+
+    def save(self, path: str | Path) -> None:
+        """Writes the tokenizer in the JSON format of `tokenizers`."""
+        self.inner.save(str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without an end of text."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the token ids of every text; faster than one after the other."""
+        return [encoding.ids for encoding in self.inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of token ids (a list or a 1-D tensor); the end of text gives nothing.
+
+        Bytes that are not UTF-8 (a character cut in two) come back as U+FFFD.
+        """
+        ids = [int(index) for index in ids]
+        wrong = next((index for index in ids if not 0 <= index < self.vocab), None)
+        if wrong is not None:
+            raise ValueError(f"decode needs ids in [0, {self.vocab}), got {wrong}")
+        return self.inner.decode(ids, skip_special_tokens=True)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Returns the text of each token by itself, for figures and tables."""
+        return [EOS if int(index) == self.eos_id else self.decode([index]) for index in ids]
+
+
+@cache
+def load_tokenizer() -> CourseTokenizer:
+    """Loads the shipped tokenizer, once per process."""
+    return CourseTokenizer.load()
