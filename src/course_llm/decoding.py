@@ -341,9 +341,9 @@ def speculative_accept(
     """Returns the accepted count and the next token's distribution (Leviathan et al. 2023, algorithm 1).
 
     With p and q the target's and the draft's probability of the drafted token, draft i is accepted while
-    u[i] < min(1, p / q). At the first rejection the next token comes from the residual: max(0, target - draft)
-    of that row, scaled to sum to 1. When all drafts are accepted it comes from the last target row. Tokens
-    obtained so follow the target distribution exactly.
+    u[i] < min(1, p / q). At the first rejection the next token comes from the residual of that row:
+    max(0, target - draft), scaled to sum to 1. When all drafts are accepted it comes from the last target
+    row. Tokens obtained so follow the target distribution exactly.
 
     Args:
         target_probs: rows of the large model, one more than there are drafts.
