@@ -45,3 +45,14 @@ class MLAWeights:
     w_uv: Tensor  # (d_c, heads * d_h), latent up to values
     w_o: Tensor  # (heads * d_h, d_hidden)
     heads: int
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """Holds the weights of a whole decoder (`course_llm.attention.decoder_logits`)."""
+
+    embedding: Tensor  # (vocab, d_hidden)
+    blocks: tuple[BlockWeights, ...]
+    ln_scale: Tensor  # (d_hidden,), the final norm
+    ln_bias: Tensor  # (d_hidden,)
+    w_vocab: Tensor  # (d_hidden, vocab)
