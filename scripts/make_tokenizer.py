@@ -1,4 +1,4 @@
-"""Trains `src/course_llm/data/tokenizer.json` on the training side of the shipped corpus: always the same bytes."""
+"""Trains `src/course_llm/data/tokenizer.json` on the training side of the corpus: always the same bytes."""
 
 from course_llm.corpus import training_documents
 from course_llm.tokenizer import TOKENIZER_PATH, CourseTokenizer

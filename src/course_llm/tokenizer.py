@@ -28,7 +28,7 @@ Pair = tuple[bytes, bytes]
 
 
 def word_counts(texts: Iterable[str]) -> Counter[str]:
-    """Counts the words of all texts, cut by `WORD_PATTERN`; put together the words of a text give the text."""
+    """Counts the words of all texts, cut by `WORD_PATTERN`; joined, the words of a text give the text."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(re.findall(WORD_PATTERN, text))
@@ -95,7 +95,7 @@ def merge_pair(parts: Sequence[bytes], pair: Pair) -> list[bytes]:
 
 
 def _byte_characters() -> list[str]:
-    """Lists the printable character that stands for each byte in a byte-level `tokenizers` vocabulary (as in GPT-2)."""
+    """Lists the printable characters that stand for bytes in a byte-level vocabulary (as in GPT-2)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -118,8 +118,9 @@ class CourseTokenizer:
         tokens = [bytes([byte]) for byte in range(256)] + [left + right for left, right in merges]
         vocabulary = {readable(token): index for index, token in enumerate(tokens)}
         vocabulary[EOS] = len(tokens)
-        inner = Tokenizer(models.BPE(vocabulary, [(readable(left), readable(right)) for left, right in
-        merges])) cut = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
+        ranks = [(readable(left), readable(right)) for left, right in merges]
+        inner = Tokenizer(models.BPE(vocabulary, ranks))
+        cut = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
         inner.decoder = decoders.ByteLevel()
@@ -128,16 +129,15 @@ class CourseTokenizer:
 
     def _attach(self, inner: Tokenizer) -> None:
         self.inner = inner
-        self.inner.encode_special_tokens = True  # the text "<|endoftext|>" is text, never the end of a
-        document self.vocab: int = inner.get_vocab_size()
+        self.inner.encode_special_tokens = True  # the words "<|endoftext|>" in a text are text
+        self.vocab: int = inner.get_vocab_size()
         self.eos_id: int = inner.token_to_id(EOS)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab: int) -> CourseTokenizer:
         """Trains a tokenizer of at most `vocab` tokens (256 bytes, the merges, the end of text) on texts."""
         if vocab < 257:
-            raise ValueError(f"CourseTokenizer.train needs vocab >= 257 (256 bytes and the end), got
-            vocab={vocab}")
+            raise ValueError(f"CourseTokenizer.train needs vocab >= 257, got vocab={vocab}")
         return cls(train_merges(word_counts(texts), vocab - 257))
 
     @classmethod
