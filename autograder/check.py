@@ -1,0 +1,144 @@
+"""`check("top_p_filter")` under an exercise: a table of cases, what is probably wrong, the next hint.
+
+Runs in the student's own kernel, on the public cases. Nothing here gives points: grading happens elsewhere, on other cases.
+"""
+
+import contextlib
+import html
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autograder import catalog, judge
+from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
+from autograder.spec import Exercise, Local
+
+_failures: dict[str, int] = {}
+
+
+class CheckFailed(AssertionError):
+    """An exercise does not pass its public cases; shown as one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Report:
+    """An exercise's result, as a table in a notebook (HTML), in a terminal (text), and as data."""
+
+    def __init__(self, result: Result, hint: str | None):
+        self.result = result
+        self.hint = hint
+
+    def rows(self) -> list[tuple[bool, str, str]]:
+        """One row per group: passed, what it checks, what is wrong."""
+        rows = []
+        for found in self.result.groups:
+            complaint = ""
+            if first := found.first_complaint:
+                index, words = first
+                case = judge.prepared(self.result.exercise, PUBLIC_SEED, True)
+                says = next(cases for group, cases in case if group is found.group)[index].case.words
+                complaint = sentence(f"{says}: {words}" if says else words)
+            rows.append((found.passed, found.group.says, complaint))
+        return rows
+
+    def advice(self) -> list[str]:
+        """What to read below the table: the diagnosis, where the book explains it, the next hint."""
+        result = self.result
+        lines = []
+        if not result.attempted:
+            lines.append("Not written yet: replace `raise NotImplementedError` with your answer.")
+        if result.diagnosis:
+            lines.append(f"{result.diagnosis.says} ({book_address(result.exercise, result.diagnosis.see)})")
+        if not result.passed and self.hint:
+            lines.append(f"Hint: {self.hint}")
+        return lines
+
+    def _repr_html_(self) -> str:
+        mark = {True: "✓ passed", False: "✗ failed"}
+        body = "".join(
+            f"<tr><td>{mark[ok]}</td><td style='text-align:left'>{html.escape(says)}</td>"
+            f"<td style='text-align:left'>{html.escape(complaint)}</td></tr>"
+            for ok, says, complaint in self.rows()
+        )
+        advice = "".join(f"<p>{html.escape(line)}</p>" for line in self.advice())
+        head = "<tr><th>result</th><th style='text-align:left'>what</th><th style='text-align:left'>what is wrong</th></tr>"
+        return f"<table>{head}{body}</table>{advice}"
+
+    def __repr__(self) -> str:
+        table = Table("", "what", "what is wrong", title=self.result.exercise.name, title_justify="left")
+        for ok, says, complaint in self.rows():
+            table.add_row("✓" if ok else "✗", says, complaint)
+        console = Console(width=110, file=None, color_system=None)
+        with console.capture() as captured:
+            console.print(table, markup=False)
+            for line in self.advice():
+                console.print(line, markup=False)
+        return captured.get().rstrip()
+
+
+def book_address(exercise: Exercise, label: str) -> str:
+    """Where the book explains something."""
+    return f"book: {exercise.stem}.html#{label}"
+
+
+def check_names(name: str, namespace: dict[str, Any]) -> Report:
+    """Runs an exercise's public cases on a namespace and returns the report."""
+    exercise = judge.all_exercises()[name]
+    with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
+        result = run_exercise(exercise, Local(namespace), PUBLIC_SEED, public=True)
+    return Report(result, None)
+
+
+def check(name: str) -> None:
+    """Checks one exercise of the notebook and shows the result.
+
+    Args:
+        name: the exercise's name, `"top_p_filter"`.
+
+    Raises:
+        CheckFailed: a public case fails.
+        ValueError: there is no such exercise.
+    """
+    if callable(name):
+        name = getattr(name, "__name__", str(name))
+    chapter, entry = catalog.entry(name)
+    namespace = sys._getframe(1).f_globals
+    missing = [f for f in entry.functions if f not in namespace]
+    if missing:
+        raise CheckFailed(f"{missing[0]} is not defined: run the cell with your answer first")
+    report = check_names(entry.name, namespace)
+    if not report.result.passed:
+        shown = _failures.get(entry.name, 0)
+        if report.result.attempted and shown < len(entry.hints):
+            report.hint = entry.hints[shown]
+            _failures[entry.name] = shown + 1
+        elif report.result.attempted:
+            report.hint = entry.hints[-1]
+    _show(report)
+    if not report.result.passed:
+        raise CheckFailed(failure_line(report.result))
+
+
+def failure_line(result: Result) -> str:
+    """One line for the end of a failed check."""
+    if not result.attempted:
+        return f"{result.exercise.name} is not written yet"
+    failed = sum(not g.passed for g in result.groups)
+    return f"{result.exercise.name} fails {failed} of {len(result.groups)} groups: {result.message}"
+
+
+def _show(report: Report) -> None:
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        print(report)
+        return
+    if get_ipython() is None:
+        print(report)
+    else:
+        display(report)

@@ -1,0 +1,226 @@
+"""Carries calls and answers across the sandbox's wall: JSON for the structure, safetensors for the numbers.
+
+Nothing that is read here can run code. A frame is two lengths, a JSON skeleton and a safetensors blob; the reader checks
+every length before it allocates, and every tag before it believes it.
+"""
+
+import dataclasses
+import json
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+HEADER = struct.Struct("<4sIQ")
+MAGIC = b"cllm"
+MAX_JSON_BYTES = 4 << 20
+MAX_TENSOR_BYTES = 64 << 20
+MAX_DEPTH = 24
+MAX_NODES = 200_000
+DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?|mps(:0)?")
+
+DTYPES = {str(d).removeprefix("torch."): d for d in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class ProtocolError(Exception):
+    """The other side sent something that is not a frame, or too much of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Handle:
+    """Names an object that stays in the worker (an instance of a student's class, a module, an optimizer)."""
+
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Opaque:
+    """Names an object that stays in the grader (what a served callable returned, say a cache)."""
+
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """Stands for a value that has no place on the channel; only its type's name crosses."""
+
+    type_name: str
+
+
+class Packer:
+    """Turns one value into a JSON skeleton and a list of tensors.
+
+    `special(value)` may return a replacement skeleton for values that only one side knows (callables, handles).
+    """
+
+    def __init__(self, special: Callable[[Any], Any] | None = None):
+        self.special = special or (lambda value: None)
+        self.tensors: list[torch.Tensor] = []
+
+    def pack(self, value: Any, depth: int = 0) -> Any:
+        if value is None or (isinstance(value, (bool, str)) and type(value) in (bool, str)):
+            return value
+        if type(value) is int:
+            return value if value.bit_length() < 4096 else {"t": "other", "v": "int of over 4096 bits"}
+        if type(value) is float:
+            return {"t": "float", "v": value.hex()}
+        if depth > MAX_DEPTH:
+            return {"t": "other", "v": "value nested too deeply"}
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            return self._pack_tensor(value)
+        if type(value) in (tuple, list):
+            return {"t": type(value).__name__, "v": [self.pack(item, depth + 1) for item in value]}
+        if type(value) is dict:
+            pairs = [[self.pack(k, depth + 1), self.pack(v, depth + 1)] for k, v in value.items()]
+            return {"t": "dict", "v": pairs}
+        if type(value) is bytes:
+            return {"t": "bytes", "v": value.hex()}
+        if type(value) is torch.dtype and value in NAMES:
+            return {"t": "dtype", "v": NAMES[value]}
+        if type(value) is torch.device:
+            return {"t": "device", "v": str(value)}
+        if type(value) is torch.Size:
+            return {"t": "tuple", "v": list(value)}
+        if type(value) is torch.Generator:
+            return {"t": "generator", "v": self._pack_tensor(value.get_state())}
+        if isinstance(value, Handle):
+            return {"t": "handle", "v": value.id}
+        if isinstance(value, Opaque):
+            return {"t": "opaque", "v": value.id}
+        replaced = self.special(value)
+        if replaced is not None:
+            return replaced
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: self.pack(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
+            return {"t": "dataclass", "c": type(value).__name__, "v": fields}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple, torch.return_types too
+            return {"t": "tuple", "v": [self.pack(item, depth + 1) for item in value]}
+        if type(value).__module__ == "torch.return_types":
+            return {"t": "tuple", "v": [self.pack(item, depth + 1) for item in value]}
+        return {"t": "other", "v": type(value).__name__[:80]}
+
+    def _pack_tensor(self, tensor: torch.Tensor) -> Any:
+        tensor = tensor.detach()
+        if tensor.dtype not in NAMES or tensor.layout is not torch.strided or tensor.device.type == "meta":
+            kind = f"{tensor.dtype} tensor on {tensor.device}, {tensor.layout}"
+            return {"t": "other", "v": kind}
+        node: dict[str, Any] = {"t": "tensor", "v": len(self.tensors), "device": str(tensor.device)}
+        if not tensor.is_contiguous() and 0 not in tensor.stride():
+            node["stride"] = list(tensor.stride())
+        self.tensors.append(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+        return node
+
+    def frame(self, skeleton: Any) -> bytes:
+        text = json.dumps(skeleton, separators=(",", ":")).encode()
+        blob = b""
+        if self.tensors:
+            # safetensors refuses tensors that share memory; clone those that do
+            seen: set[int] = set()
+            named = {}
+            for i, tensor in enumerate(self.tensors):
+                pointer = tensor.untyped_storage().data_ptr()
+                named[str(i)] = tensor.clone() if pointer in seen else tensor
+                seen.add(pointer)
+            blob = save_tensors(named)
+        return HEADER.pack(MAGIC, len(text), len(blob)) + text + blob
+
+
+def frame_lengths(header: bytes) -> tuple[int, int]:
+    """Checks a frame's header and returns the lengths of its two parts."""
+    magic, json_bytes, tensor_bytes = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise ProtocolError("the answer is not a frame of this protocol")
+    if json_bytes > MAX_JSON_BYTES or tensor_bytes > MAX_TENSOR_BYTES:
+        raise ProtocolError(f"the answer is too large ({json_bytes + tensor_bytes} bytes)")
+    return json_bytes, tensor_bytes
+
+
+class Unpacker:
+    """Turns a frame's two parts back into a value; `special(node)` resolves tags that only one side knows."""
+
+    def __init__(self, blob: bytes, special: Callable[[dict], Any] | None = None):
+        self.special = special
+        self.nodes = 0
+        try:
+            self.tensors = load_tensors(blob) if blob else {}
+        except Exception as error:
+            raise ProtocolError(f"the tensors could not be read ({type(error).__name__})") from None
+
+    def parse(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"the answer is not JSON ({type(error).__name__})") from None
+
+    def unpack(self, node: Any, depth: int = 0) -> Any:
+        self.nodes += 1
+        if depth > 2 * MAX_DEPTH or self.nodes > MAX_NODES:
+            raise ProtocolError("the answer is nested too deeply or has too many parts")
+        if node is None or isinstance(node, (bool, int, str)):
+            return node
+        if not isinstance(node, dict) or not isinstance(node.get("t"), str) or "v" not in node:
+            raise ProtocolError("the answer has an unknown part")
+        try:
+            return self._unpack_tagged(node["t"], node["v"], node, depth)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise ProtocolError(f"the answer has a malformed part ({type(error).__name__})") from None
+
+    def _unpack_tagged(self, tag: str, value: Any, node: dict, depth: int) -> Any:
+        if tag == "float":
+            return float.fromhex(value)
+        if tag == "tensor":
+            return self._unpack_tensor(value, node)
+        if tag in ("tuple", "list"):
+            items = [self.unpack(item, depth + 1) for item in value]
+            return tuple(items) if tag == "tuple" else items
+        if tag == "dict":
+            return {self.unpack(k, depth + 1): self.unpack(v, depth + 1) for k, v in value}
+        if tag == "bytes":
+            return bytes.fromhex(value)
+        if tag == "dtype":
+            return DTYPES[value]
+        if tag == "device":
+            return torch.device(value)
+        if tag == "generator":
+            generator = torch.Generator()
+            generator.set_state(self._unpack_tensor(value["v"], value))
+            return generator
+        if tag == "handle":
+            resolved = self.special(node) if self.special else None
+            return Handle(int(value)) if resolved is None else resolved
+        if tag == "other":
+            return Other(str(value)[:80])
+        if self.special:
+            resolved = self.special(node)
+            if resolved is not None:
+                return resolved
+        raise ProtocolError("the answer has an unknown part")
+
+    def _unpack_tensor(self, index: Any, node: dict) -> torch.Tensor:
+        tensor = self.tensors[str(int(index))]
+        if tensor.dtype not in NAMES:
+            raise ProtocolError("the answer has a tensor of an unknown dtype")
+        stride = node.get("stride")
+        if stride is not None and self.special is not None:
+            if len(stride) != tensor.dim() or _extent(tensor.shape, stride) > 4 * tensor.numel() + 64:
+                raise ProtocolError("the answer has a tensor with impossible strides")
+            tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        device = node.get("device", "cpu")
+        if not isinstance(device, str) or not DEVICE.fullmatch(device):
+            raise ProtocolError("the answer has a tensor on an unknown device")
+        return tensor if device == "cpu" else tensor.to(device)
+
+
+def _extent(shape, stride) -> int:
+    if any(not isinstance(s, int) or s <= 0 for s in stride):
+        raise ProtocolError("the answer has a tensor with impossible strides")
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0

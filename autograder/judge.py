@@ -1,0 +1,229 @@
+"""Runs an exercise's groups on an implementation, gives points, and explains a wrong answer by the near-misses."""
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+
+from autograder import checks
+from autograder.inside.engine import Outcome
+from autograder.spec import (
+    Backend,
+    BackendLost,
+    Case,
+    CaseRun,
+    Exercise,
+    Group,
+    Local,
+    NearMiss,
+    outcome_difference,
+    run_case,
+)
+
+PUBLIC_SEED = 1
+GRADING_SEED = 20_170_612
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A case and the reference's transcript of it."""
+
+    case: Case
+    transcript: list[Outcome]
+
+
+@dataclasses.dataclass
+class GroupResult:
+    """How an implementation did in one group."""
+
+    group: Group
+    runs: list[CaseRun]
+    counts: bool = True
+
+    @property
+    def passed(self) -> bool:
+        return all(run.complaint is None for run in self.runs)
+
+    @property
+    def first_complaint(self) -> tuple[int, str] | None:
+        return next(((i, r.complaint) for i, r in enumerate(self.runs) if r.complaint), None)
+
+
+@dataclasses.dataclass
+class Result:
+    """How an implementation did in one exercise."""
+
+    exercise: Exercise
+    groups: list[GroupResult]
+    attempted: bool = True
+    diagnosis: NearMiss | None = None
+    lost: str | None = None
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.groups) and self.lost is None and all(g.passed for g in self.groups)
+
+    @property
+    def fraction(self) -> float:
+        """The share of the points that is earned: whole groups, and none unless the first passes."""
+        if not self.groups or not self.groups[0].passed:
+            return 0.0
+        return sum(g.group.share for g in self.groups if g.passed) / sum(
+            g.share for g in self.exercise.groups
+        )
+
+    def points(self, max_points: float) -> float:
+        return max_points if self.passed else min(round(max_points * self.fraction, 2), max_points)
+
+    @property
+    def complaint(self) -> str:
+        """One sentence: the first thing that is wrong."""
+        if self.lost:
+            return self.lost
+        for result in self.groups:
+            if found := result.first_complaint:
+                return found[1]
+        return ""
+
+    @property
+    def message(self) -> str:
+        """What the learner is told: the diagnosis where there is one, else the first complaint in its group."""
+        if not self.attempted:
+            return "Not attempted."
+        if self.passed:
+            return ""
+        if self.lost:
+            return self.lost
+        if self.diagnosis:
+            return self.diagnosis.says
+        for result in self.groups:
+            if found := result.first_complaint:
+                index, complaint = found
+                return f"{sentence(result.group.says)} {sentence(complaint)}"
+        return ""
+
+
+def sentence(text: str) -> str:
+    """The text as a sentence: capital first, full stop last."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+@functools.cache
+def stems() -> tuple[str, ...]:
+    """The chapters that have checks."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(checks.__path__)))
+
+
+@functools.cache
+def exercises(stem: str) -> dict[str, Exercise]:
+    """A chapter's exercises by name, in the order of the check file."""
+    module = importlib.import_module(f"autograder.checks.{stem}")
+    found = [value for value in vars(module).values() if isinstance(value, Exercise)]
+    return {exercise.name: exercise for exercise in found}
+
+
+@functools.cache
+def all_exercises() -> dict[str, Exercise]:
+    """Every exercise of the course by name."""
+    return {name: exercise for stem in stems() for name, exercise in exercises(stem).items()}
+
+
+@functools.cache
+def prepared(exercise: Exercise, seed: int, public: bool) -> list[tuple[Group, list[Expected]]]:
+    """The cases of an exercise with what the reference answers to them."""
+    plan = []
+    for group in exercise.groups:
+        if public and group.hidden:
+            continue
+        expected = []
+        for case in exercise.cases(group, seed):
+            run = run_case(case, exercise, Local(exercise.reference_names()), None)
+            if run.complaint:
+                raise AssertionError(
+                    f"the reference fails {exercise.name}/{group.name} ({case.words}): {run.complaint}"
+                )
+            expected.append(Expected(case, run.transcript))
+        plan.append((group, expected))
+    return plan
+
+
+@functools.cache
+def near_miss_runs(exercise: Exercise, miss: NearMiss, seed: int, public: bool) -> list[CaseRun]:
+    """How a near-miss does in every case, in order."""
+    names = {**exercise.reference_names(), **miss.names}
+    plan = prepared(exercise, seed, public)
+    return [run_case(e.case, exercise, Local(dict(names)), e.transcript) for _, cases in plan for e in cases]
+
+
+def run_exercise(exercise: Exercise, backend: Backend, seed: int, public: bool) -> Result:
+    """Runs all groups on an implementation and diagnoses what is wrong with it."""
+    result = Result(exercise, [])
+    lost: str | None = None
+    for group, cases in prepared(exercise, seed, public):
+        runs: list[CaseRun] = []
+        for expected in cases:
+            if lost is None:
+                try:
+                    runs.append(run_case(expected.case, exercise, backend, expected.transcript))
+                    continue
+                except BackendLost as error:
+                    lost = str(error)
+            runs.append(CaseRun(lost, []))
+        result.groups.append(GroupResult(group, runs))
+    result.lost = lost
+    if not result.passed and lost is None:
+        first = next(r for g in result.groups for r in g.runs if r.complaint)
+        if first.transcript and (error := first.transcript[-1].error) and error.name == "NotImplementedError":
+            result.attempted = False
+        else:
+            result.diagnosis = diagnose(exercise, [r for g in result.groups for r in g.runs], seed, public)
+    return result
+
+
+def diagnose(exercise: Exercise, runs: list[CaseRun], seed: int, public: bool) -> NearMiss | None:
+    """Finds the near-miss that behaves like an answer with these runs.
+
+    It must answer like the near-miss in at least half of the cases that fail, one of them with a value rather than an
+    error where the near-miss has values, and must not pass more than a third of what the near-miss fails.
+    """
+    failing = [i for i, run in enumerate(runs) if run.complaint]
+    best: tuple[float, NearMiss] | None = None
+    for miss in exercise.near_misses:
+        theirs = near_miss_runs(exercise, miss, seed, public)
+        alike = [i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i])]
+        missed = [i for i, run in enumerate(theirs) if run.complaint]
+        contradicted = [i for i in missed if not runs[i].complaint]
+        if 2 * len(alike) < len(failing) or not alike or 3 * len(contradicted) > len(missed):
+            continue
+        if not any(_telling(theirs[i]) for i in alike) and any(_telling(theirs[i]) for i in missed):
+            continue
+        score = len(alike) / len(failing) - len(contradicted) / len(missed)
+        if best is None or score > best[0]:
+            best = score, miss
+    return best[1] if best else None
+
+
+def _telling(run: CaseRun) -> bool:
+    """Whether the failing step gave a value: two errors of one type may have nothing in common."""
+    return bool(run.transcript) and run.transcript[-1].error is None
+
+
+def same_transcript(a: CaseRun, b: CaseRun) -> bool:
+    """Whether two implementations answered a case in the same way."""
+    if len(a.transcript) != len(b.transcript):
+        return False
+    return all(same_outcome(x, y) for x, y in zip(a.transcript, b.transcript, strict=True))
+
+
+def same_outcome(a: Outcome, b: Outcome) -> bool:
+    """Whether two outcomes are alike: the same kind of error, or values within the tolerance."""
+    if a.error or b.error:
+        return bool(a.error and b.error and a.error.name == b.error.name)
+    if a.changed != b.changed:
+        return False
+    try:
+        return outcome_difference(a, b) is None
+    except TypeError:  # values that no rule compares, say two functions
+        return type(a.value) is type(b.value) and repr(a.value) == repr(b.value)
