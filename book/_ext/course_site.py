@@ -1,0 +1,299 @@
+"""What this book needs of its site beside the theme.
+
+- A page is read, and so executed, again when a module of `course_llm` that its cells import has changed.
+- Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of every module) and
+  `chapter-cards` (the landing page).
+- Links to the repository, Colab and Binder, all from `repository.url`, left out while that is empty.
+- Descriptions and OpenGraph tags, a sitemap and a page for addresses that do not exist.
+"""
+
+import ast
+import hashlib
+import html
+import json
+import pkgutil
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.addnodes import toctree
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+import course_llm
+
+import site_files
+
+logger = logging.getLogger(__name__)
+PACKAGE = Path(course_llm.__file__).parent
+CODE_CELL = re.compile(r"^```+\{code-cell\}[^\n]*\n(.*?)^```+", re.MULTILINE | re.DOTALL)
+IMPORT = re.compile(
+    r"^\s*(?:from course_llm(?:\.(\w+))? import ([\w, ]+)|import course_llm\.(\w+))", re.MULTILINE
+)
+
+
+# ---- pages that are to be executed again ----
+
+
+@cache
+def imports(path):
+    """Names of the modules of the package that a module's code imports."""
+    return named_modules(path.read_text(encoding="utf-8"))
+
+
+def named_modules(code):
+    names = set()
+    for module, imported, plain in IMPORT.findall(code):
+        names |= {module or plain} if module or plain else set(re.findall(r"\w+", imported))
+    return names
+
+
+def module_files(names):
+    """Files of the modules, and of all that they import in turn, and the package's data."""
+    files, queue = set(), set(names)
+    while queue:
+        name = queue.pop()
+        found = [PACKAGE / f"{name}.py", *(PACKAGE / name).glob("*.py")]
+        for path in found:
+            if path.is_file() and path not in files:
+                files.add(path)
+                queue |= imports(path)
+    return files
+
+
+def state_of_sources(text):
+    """A digest of the modules that a page's cells run on."""
+    files = module_files(named_modules("\n".join(CODE_CELL.findall(text))))
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    if any(path.name == "corpus.py" or path.name == "model.py" for path in files):
+        for path in sorted((PACKAGE / "data").glob("*")):
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+    return digest.hexdigest()
+
+
+def outdated_pages(app, env, added, changed, removed):
+    """Pages whose cells run on code that has changed since they were executed."""
+    imports.cache_clear()
+    known = getattr(env, "course_sources", {})
+    now = {}
+    for page in env.found_docs:
+        path = Path(env.doc2path(page))
+        if path.suffix == ".md":
+            now[page] = state_of_sources(path.read_text(encoding="utf-8"))
+    env.course_sources = now
+    return [page for page, digest in now.items() if page in env.all_docs and known.get(page) != digest]
+
+
+# ---- links to the repository ----
+
+
+def repository(config):
+    """The repository's address and branch; the address is empty while the project has none."""
+    options = config.html_theme_options
+    return (options.get("repository_url") or "").rstrip("/"), options.get("repository_branch") or "main"
+
+
+def run_links(config, path):
+    """Names and addresses of the services that open a notebook of the repository."""
+    url, branch = repository(config)
+    found = re.fullmatch(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?", url)
+    if not found:
+        return []
+    owner, name = found.groups()
+    return [
+        (
+            "Open in Colab",
+            f"https://colab.research.google.com/github/{owner}/{name}/blob/{branch}/{quote(path)}",
+        ),
+        (
+            "Open on Binder",
+            f"https://mybinder.org/v2/gh/{owner}/{name}/{branch}?urlpath={quote('lab/tree/' + path, safe='')}",
+        ),
+    ]
+
+
+def show_repository_buttons(app, config):
+    """The theme's edit, report and repository links appear as soon as the repository has an address."""
+    options = config.html_theme_options
+    for button in ("use_repository_button", "use_edit_page_button", "use_issues_button"):
+        options[button] = bool(repository(config)[0]) and app.tags.has("html")
+
+
+# ---- directives ----
+
+
+class MarkdownDirective(SphinxDirective):
+    """A directive that writes Markdown and has it parsed."""
+
+    def parsed(self, markdown, source):
+        container = nodes.Element()
+        lines = StringList(markdown.splitlines(), source=str(source))
+        self.state.nested_parse(lines, self.content_offset, container, match_titles=True)
+        return container.children
+
+
+class ExerciseSheet(MarkdownDirective):
+    """A chapter's exercises as its notebook has them: tasks, starters, points, and the links that open the notebook."""
+
+    required_arguments = 1
+
+    def run(self):
+        stem = self.arguments[0]
+        root = Path(self.env.srcdir)
+        path = root / "exercises" / stem / f"{stem}.ipynb"
+        self.env.note_dependency(str(path))
+        if not path.exists():
+            raise self.error(f"exercise-sheet: {path.relative_to(root)} is missing; `make sync` writes it")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        relative = path.relative_to(root).as_posix()
+        links = [f"{{download}}`Download the notebook </{relative}>`"]
+        links += [f"[{words}]({url})" for words, url in run_links(self.config, relative)]
+        markdown = "\n".join(f"- {link}" for link in links) + "\n\n" + self.sheet(cells)
+        return self.parsed(markdown, path)
+
+    def sheet(self, cells):
+        parts = []
+        for cell in cells:
+            source = "".join(cell["source"])
+            name = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
+            graded = cell["metadata"].get("nbgrader", {})
+            if cell["cell_type"] == "markdown":
+                parts.append(re.sub(r"\A# .*\n*", "", source))  # the page has its own title
+            elif graded.get("solution") or name == "given":
+                parts.append(f"````python\n{source}\n````")
+        return "\n\n".join(parts) + "\n"
+
+
+class Api(MarkdownDirective):
+    """Every public module of the package, documented from its source."""
+
+    def run(self):
+        names = sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__))
+        parts = []
+        for name in names:
+            if not name.startswith("_"):
+                target = f"course_llm.{name}"
+                parts.append(f"## `{target}`\n\n```{{eval-rst}}\n.. automodule:: {target}\n   :members:\n```")
+        return self.parsed("\n\n".join(parts), "course_llm")
+
+
+class ChapterCards(MarkdownDirective):
+    """A card for every chapter of the table of contents: its title and the question it opens with."""
+
+    option_spec = {"caption": directives.unchanged_required}
+
+    def run(self):
+        placeholder = toctree_cards("", caption=self.options["caption"])
+        self.set_source_info(placeholder)
+        return [placeholder]
+
+
+class toctree_cards(nodes.General, nodes.Element):
+    """Becomes the chapters' cards when all pages are read."""
+
+
+def fill_cards(app, doctree, page):
+    for placeholder in list(doctree.findall(toctree_cards)):
+        cards = nodes.container(classes=["chapter-cards"])
+        tocs = app.env.tocs[app.config.root_doc].findall(toctree)
+        pages = [
+            ref for toc in tocs if toc.get("caption") == placeholder["caption"] for _, ref in toc["entries"]
+        ]
+        for number, target in enumerate(pages, 1):
+            title = app.env.titles[target].astext()
+            link = nodes.reference("", "", nodes.strong("", f"{number}. {title}"), internal=True)
+            link["refuri"] = app.builder.get_relative_uri(page, target)
+            words = nodes.paragraph("", opening(app.env, target))
+            cards += nodes.container("", nodes.paragraph("", "", link), words, classes=["chapter-card"])
+        placeholder.replace_self(cards)
+
+
+def opening(env, page):
+    """A page's first sentences, its description in cards and to search engines."""
+    return env.metadata.get(page, {}).get("course_opening", "")
+
+
+def keep_opening(app, doctree):
+    for paragraph in doctree.findall(nodes.paragraph):
+        if isinstance(paragraph.parent, nodes.section) and (text := " ".join(paragraph.astext().split())):
+            sentences = re.split(r"(?<=[.?!])\s", text)
+            words = ""
+            for sentence in sentences:
+                if words and len(words) + len(sentence) > 170:
+                    break
+                words = f"{words} {sentence}".strip()
+            app.env.metadata[app.env.docname]["course_opening"] = words[:300]
+            return
+
+
+def plain_docstring(app, what, name, obj, options, lines):
+    """Docstrings are written for readers of the source: code in single backticks, stars that mean a product or a batch."""
+    for i, line in enumerate(lines):
+        pieces = re.split(r"(``[^`]+``|`[^`]+`)", line)
+        for j, piece in enumerate(pieces):
+            if piece.startswith("`"):
+                pieces[j] = piece if piece.startswith("``") else f"`{piece}`"
+            else:
+                pieces[j] = piece.replace("\\", "\\\\").replace("*", "\\*").replace("|", "\\|")
+        lines[i] = "".join(pieces)
+
+
+# ---- what the page says of itself ----
+
+
+def describe_page(app, page, template, context, doctree):
+    title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", "") or app.config.html_title))
+    words = (
+        opening(app.env, page)
+        or "How decoder LLMs work inside: a book with live figures and graded exercises."
+    )
+    base = app.config.html_baseurl
+    tags = {
+        "og:title": title,
+        "og:description": words,
+        "og:type": "article",
+        "og:site_name": app.config.html_title,
+    }
+    if base:
+        tags["og:url"] = f"{base.rstrip('/')}/{page}.html"
+    described = "".join(
+        f'<meta property="{key}" content="{html.escape(value)}">' for key, value in tags.items()
+    )
+    context["metatags"] = (
+        f'{context.get("metatags", "")}<meta name="description" content="{html.escape(words)}">{described}'
+    )
+
+
+def extra_pages(app):
+    """The page that a server shows for an address that does not exist."""
+    base = app.config.html_baseurl
+    body = (
+        '<h1>Not found</h1><p>There is no page at this address. Go to the <a href="'
+        f'{(base or "/") + app.config.root_doc}.html">first page</a> or search the book.</p>'
+    )
+    context = {"title": "Not found", "body": body}
+    if base:
+        context["metatags"] = f'<base href="{html.escape(base)}">'
+    yield "404", context, "page.html"
+
+
+def setup(app):
+    app.add_node(toctree_cards)
+    app.add_directive("exercise-sheet", ExerciseSheet)
+    app.add_directive("api", Api)
+    app.add_directive("chapter-cards", ChapterCards)
+    app.connect("config-inited", show_repository_buttons, priority=900)
+    app.connect("env-get-outdated", outdated_pages)
+    app.connect("doctree-read", keep_opening)
+    app.connect("doctree-resolved", fill_cards)
+    app.connect("autodoc-process-docstring", plain_docstring, priority=100)  # before napoleon
+    app.connect("html-page-context", describe_page)
+    app.connect("html-collect-pages", extra_pages)
+    app.connect("build-finished", site_files.finish, priority=900)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

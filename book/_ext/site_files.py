@@ -1,0 +1,5 @@
+"""Works over the finished HTML files."""
+
+
+def finish(app, error):
+    pass
