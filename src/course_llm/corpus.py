@@ -111,7 +111,7 @@ def human_phenotype_documents() -> list[str]:
 def human_phenotype_notice() -> str:
     """Returns the sentence that the licence of the Human Phenotype Ontology asks for, with its version."""
     with _hpo_path().open(encoding="utf-8") as lines:
-        version = [line.split(":", 1)[1].strip() for line in lines if line.startswith("data-version")][0]
+        version = next(line[13:].strip() for line in lines if line.startswith("data-version:"))
     return (
         f"This product uses the Human Phenotype Ontology (version {version}). Find out more at "
         "http://www.human-phenotype-ontology.org"

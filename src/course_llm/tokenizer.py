@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -52,7 +53,7 @@ def train_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
     pairs: Counter[Pair] = Counter()
     where: defaultdict[Pair, set[int]] = defaultdict(set)
     for index, (parts, count) in enumerate(words):
-        for pair in zip(parts, parts[1:], strict=False):
+        for pair in pairwise(parts):
             pairs[pair] += count
             where[pair].add(index)
     heap = [(-count, pair) for pair, count in pairs.items()]
@@ -67,10 +68,10 @@ def train_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
         for index in where.pop(pair):
             parts, frequency = words[index]
             merged = merge_pair(parts, pair)
-            for old in zip(parts, parts[1:], strict=False):
+            for old in pairwise(parts):
                 pairs[old] -= frequency
                 changed.add(old)
-            for new in zip(merged, merged[1:], strict=False):
+            for new in pairwise(merged):
                 pairs[new] += frequency
                 where[new].add(index)
                 changed.add(new)

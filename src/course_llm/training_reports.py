@@ -1,0 +1,95 @@
+"""What a pretraining run shows: the log, a progress bar, the share of the machine's peak, and curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from course_llm.checkpoints import write_atomically
+from course_llm.model import Decoder, ModelConfig
+
+LOG_COLUMNS = (
+    "step",
+    "tokens",
+    "loss",
+    "lr",
+    "grad_norm",
+    "validation_bits_per_byte",
+    "tokens_per_s",
+    "peak_share",
+    "elapsed_s",
+)
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 3) -> float:
+    """Measures the FLOPs per second of a large matrix product, the best of a few."""
+    a = torch.randn(size, size, device=device).to(dtype)
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        (a @ a).flatten()[0].item()  # reading a number waits for the device
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def step_flops(config: ModelConfig, model: Decoder, tokens: int) -> float:
+    """Counts the FLOPs of a training step: 6 per weight and token, and causal attention's two products."""
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 2)
+    if not config.tied:
+        weights -= model.embedding.weight.numel()
+    if model.positions is not None:
+        weights -= model.positions.weight.numel()
+    return tokens * (6.0 * weights + 12.0 * config.layers * config.heads * config.d_head * config.context / 2)
+
+
+def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the log as CSV, atomically."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, LOG_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+@contextmanager
+def progress(console: Console | None, last: int, done: int) -> Iterator[Any]:
+    """Shows a progress bar on a terminal, lines elsewhere; yields the function that takes a row of the log."""
+    words = "loss {loss:.3f} · {tokens_per_s:,} tokens/s · {peak_share:.0%} of matmul peak"
+    if console is None:
+        yield lambda row: None
+    elif not console.is_terminal:
+        yield lambda row: console.print(
+            f"step {row['step']}/{last} · " + words.format(**row), highlight=False
+        )
+    else:
+        text = TextColumn("{task.description}")
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task("pretraining", total=last, completed=done)
+            yield lambda row: bar.update(task, completed=row["step"], description=words.format(**row))
+
+
+def plot_log(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Draws training loss (nats per token) and validation (bits per byte) over the tokens seen."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 6.0), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    top.plot([row["tokens"] for row in rows], [row["loss"] for row in rows])
+    top.set_ylabel("training loss (nats per token)")
+    measured = [row for row in rows if row["validation_bits_per_byte"] != ""]
+    figures = [row["validation_bits_per_byte"] for row in measured]
+    bottom.plot([row["tokens"] for row in measured], figures, marker="o")
+    bottom.set(xlabel="tokens", ylabel="validation (bits per byte)")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    write_atomically(path, buffer.getvalue())
