@@ -7,7 +7,6 @@
 - Descriptions and OpenGraph tags, a sitemap and a page for addresses that do not exist.
 """
 
-import ast
 import hashlib
 import html
 import json
@@ -15,8 +14,10 @@ import pkgutil
 import re
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
+import site_files
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -25,8 +26,6 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import course_llm
-
-import site_files
 
 logger = logging.getLogger(__name__)
 PACKAGE = Path(course_llm.__file__).parent
@@ -186,7 +185,7 @@ class Api(MarkdownDirective):
 class ChapterCards(MarkdownDirective):
     """A card for every chapter of the table of contents: its title and the question it opens with."""
 
-    option_spec = {"caption": directives.unchanged_required}
+    option_spec: ClassVar = {"caption": directives.unchanged_required}
 
     def run(self):
         placeholder = toctree_cards("", caption=self.options["caption"])
@@ -219,9 +218,20 @@ def opening(env, page):
     return env.metadata.get(page, {}).get("course_opening", "")
 
 
+def plain_words(paragraph):
+    """A paragraph's words without equations and citations, which mean nothing outside of the page."""
+    words = "".join(
+        text.astext()
+        for text in paragraph.findall(nodes.Text)
+        if not isinstance(text.parent, nodes.math)
+        and getattr(text.parent, "get", lambda *_: "")("refdomain", "") != "cite"
+    )
+    return re.sub(r"\s+([.,;:?!])", r"\1", " ".join(words.split()))
+
+
 def keep_opening(app, doctree):
     for paragraph in doctree.findall(nodes.paragraph):
-        if isinstance(paragraph.parent, nodes.section) and (text := " ".join(paragraph.astext().split())):
+        if isinstance(paragraph.parent, nodes.section) and (text := plain_words(paragraph)):
             sentences = re.split(r"(?<=[.?!])\s", text)
             words = ""
             for sentence in sentences:

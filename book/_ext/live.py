@@ -7,6 +7,7 @@ holds the state. Without script the reader sees the words of `:alt:`.
 import html
 import json
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -52,7 +53,7 @@ class live_figure(nodes.General, nodes.Element):
 
 class Live(SphinxDirective):
     required_arguments = 1
-    option_spec = {
+    option_spec: ClassVar = {
         "alt": directives.unchanged_required,
         "state": directives.unchanged,
         "height": directives.unchanged,

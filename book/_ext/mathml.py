@@ -19,8 +19,46 @@ TOKEN = re.compile(
 
 GREEK = dict(
     zip(
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-        "omega varepsilon vartheta varphi varrho Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega".split(),
+        [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "zeta",
+            "eta",
+            "theta",
+            "iota",
+            "kappa",
+            "lambda",
+            "mu",
+            "nu",
+            "xi",
+            "pi",
+            "rho",
+            "sigma",
+            "tau",
+            "upsilon",
+            "phi",
+            "chi",
+            "psi",
+            "omega",
+            "varepsilon",
+            "vartheta",
+            "varphi",
+            "varrho",
+            "Gamma",
+            "Delta",
+            "Theta",
+            "Lambda",
+            "Xi",
+            "Pi",
+            "Sigma",
+            "Upsilon",
+            "Phi",
+            "Psi",
+            "Omega",
+        ],
         "αβγδϵζηθικλμνξπρστυϕχψωεϑφϱΓΔΘΛΞΠΣΥΦΨΩ",
         strict=True,
     )
@@ -47,7 +85,7 @@ FENCES = {
     "\\lceil": "⌈", "\\rceil": "⌉", "\\lvert": "|", "\\rvert": "|", "\\lVert": "‖", "\\rVert": "‖", "\\vert": "|",
     "\\Vert": "‖", "\\lbrack": "[", "\\rbrack": "]",
 }  # fmt: skip
-FUNCTIONS = "log ln exp sin cos tan tanh arg dim det ker deg lg".split()
+FUNCTIONS = ["log", "ln", "exp", "sin", "cos", "tan", "tanh", "arg", "dim", "det", "ker", "deg", "lg"]
 LIMIT_FUNCTIONS = {"max": "max", "min": "min", "lim": "lim", "sup": "sup", "inf": "inf", "Pr": "Pr", "argmax": "arg max",
                    "argmin": "arg min"}  # fmt: skip
 SPACES = {",": "0.1667em", ":": "0.2222em", ">": "0.2222em", ";": "0.2778em", "!": "-0.1667em", " ": "0.25em",
@@ -57,7 +95,22 @@ ACCENTS = {"hat": "^", "widehat": "^", "bar": "‾", "overline": "‾", "tilde":
 UNDER = {"underline": "_", "underbrace": "⏟"}
 FONTS = {"mathrm": "rm", "mathbf": "bf", "boldsymbol": "bf", "bm": "bf", "mathit": "it", "mathcal": "cal", "mathbb": "bb",
          "mathsf": "rm", "mathtt": "tt", "rm": "rm", "bf": "bf"}  # fmt: skip
-SIZES = "big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm Bigm".split()
+SIZES = [
+    "big",
+    "Big",
+    "bigg",
+    "Bigg",
+    "bigl",
+    "bigr",
+    "Bigl",
+    "Bigr",
+    "biggl",
+    "biggr",
+    "Biggl",
+    "Biggr",
+    "bigm",
+    "Bigm",
+]
 # first code point of capitals, small letters, digits; letters that Unicode had put elsewhere before
 ALPHABETS = {
     "bf": (0x1D400, 0x1D41A, 0x1D7CE, {}),

@@ -1,5 +1,161 @@
-"""Works over the finished HTML files."""
+"""Works over the finished HTML files: lighter pages, pictures as files, a sitemap, a check of all inner links.
+
+The theme sends 1.5 MB of icon script, the search index and source maps to every reader. Here each page gets the few
+icons it shows as SVG, search comes with the search page alone, and scripts wait until the page is read.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pydata_sphinx_theme
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+ICON = re.compile(r'<i class="((?:fa-\w+|fa[srb]?) (?:fa-[a-z0-9-]+)(?: [\w -]*)?)"[^>]*></i>')
+ICON_DATA = r'[,{{"]{name}"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"'
+ICON_SCRIPT_FILE = (
+    Path(pydata_sphinx_theme.__file__).parent
+    / "theme"
+    / "pydata_sphinx_theme"
+    / "static"
+    / "scripts"
+    / "fontawesome.js"
+)
+ICON_SCRIPT = re.compile(
+    r"\s*<!-- So that users can add custom icons -->\s*<script[^>]*fontawesome\.js[^>]*></script>"
+)
+SEARCH_SCRIPTS = re.compile(
+    r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>'
+)
+WAITING = re.compile(r'<script (src="[^"]*_static/(?!documentation_options|doctools)[^"]*")></script>')
+TABS = re.compile(r'<script ([^>]*)src="([^"]*design-tabs\.js[^"]*)"></script>')
+PICTURE = re.compile(r'(<img class="only-\w+" src=")data:image/(svg\+xml|png)(?:;base64)?,([^"]*)"')
+SECOND_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1" />\n'
 
 
 def finish(app, error):
-    pass
+    if error is not None or app.builder.format != "html" or app.builder.name not in ("html", "dirhtml"):
+        return
+    folder = Path(app.outdir)
+    for path in folder.rglob("*.map"):
+        path.unlink()
+    for script in (folder / "_static" / "scripts").glob("fontawesome.js*"):
+        script.unlink()
+    icons = Icons(ICON_SCRIPT_FILE.read_text(encoding="utf-8"))
+    pages = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]
+    for path in pages:
+        before = path.read_text(encoding="utf-8")
+        after = lighter(before, path, icons, folder)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+    if base := app.config.html_baseurl:
+        write_sitemap(folder, base, pages)
+    check_links(folder, pages)
+
+
+class Icons:
+    """The theme's icons, looked up in its icon script (Font Awesome Free, CC BY 4.0)."""
+
+    def __init__(self, script):
+        self.script = script
+        self.known = {}
+
+    def svg(self, match):
+        names = match.group(1).split()
+        name = next(n.removeprefix("fa-") for n in names[1:] if n.startswith("fa-"))
+        if name not in self.known:
+            self.known[name] = re.search(ICON_DATA.format(name=re.escape(name)), self.script)
+        found = self.known[name]
+        if found is None:
+            logger.warning("the theme has no icon %s", name)
+            return match.group(0)
+        width, height, drawing = found.groups()
+        return (
+            f'<svg class="svg-inline--fa {html.escape(match.group(1))}" viewBox="0 0 {width} {height}" '
+            f'aria-hidden="true" fill="currentColor"><path d="{drawing}"/></svg>'
+        )
+
+
+def lighter(page, path, icons, folder):
+    """Returns a page without what its reader does not need."""
+    if path.name != "search.html":
+        page = SEARCH_SCRIPTS.sub("", page)
+    page = ICON.sub(icons.svg, ICON_SCRIPT.sub("", page))
+    page = TABS.sub(r'<script defer \1src="\2"></script>' if "sd-tab-set" in page else "", page)
+    if path.name != "search.html":  # its own inline script calls them at once
+        page = WAITING.sub(r"<script defer \1></script>", page)
+    page = page.replace(SECOND_VIEWPORT, "", 1)
+    return PICTURE.sub(lambda match: picture_file(match, path, folder), page)
+
+
+def picture_file(match, path, folder):
+    """Moves a picture out of the page: a browser then loads the one that its theme shows, when it is near."""
+    start, kind, data = match.groups()
+    content = unquote(data).encode() if kind == "svg+xml" else base64.b64decode(data)
+    target = (
+        folder
+        / "_images"
+        / f"{hashlib.sha256(content).hexdigest()[:16]}.{'svg' if kind == 'svg+xml' else 'png'}"
+    )
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(content)
+    up = "../" * (len(path.relative_to(folder).parts) - 1)
+    start = start.replace("<img ", '<img loading="lazy" ')
+    return f'{start}{up}_images/{target.name}"'
+
+
+def write_sitemap(folder, base, pages):
+    skipped = {"404.html", "search.html", "genindex.html", "py-modindex.html", "index.html"}
+    addresses = [
+        f"{base.rstrip('/')}/{path.relative_to(folder).as_posix()}"
+        for path in pages
+        if path.name not in skipped
+    ]
+    urls = "".join(f"<url><loc>{html.escape(address)}</loc></url>\n" for address in addresses)
+    (folder / "sitemap.xml").write_text(
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{urls}</urlset>\n',
+        encoding="utf-8",
+    )
+    (folder / "robots.txt").write_text(
+        f"User-agent: *\nSitemap: {base.rstrip('/')}/sitemap.xml\n", encoding="utf-8"
+    )
+
+
+class Links(HTMLParser):
+    """What a page links to or loads, and the places in it that can be linked to."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.targets, self.places = [], set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.places |= {given[key] for key in ("id", "name") if given.get(key)}
+        self.targets += [
+            given[key] for key in ("href", "src") if given.get(key) is not None and tag != "base"
+        ]
+
+
+def check_links(folder, pages):
+    """Warns of every link within the site that leads nowhere, which fails the build."""
+    read = {path: Links(path.read_text(encoding="utf-8")) for path in pages}
+    for path, links in read.items():
+        if path.name == "404.html":  # its links are absolute
+            continue
+        for link in links.targets:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or link.startswith("#!"):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            where = path.relative_to(folder)
+            if not target.exists():
+                logger.warning("%s links to %s, which does not exist", where, link)
+            elif parts.fragment and target in read and unquote(parts.fragment) not in read[target].places:
+                logger.warning("%s links to %s, which has no such place", where, link)
