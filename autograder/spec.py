@@ -195,6 +195,12 @@ class Subject:
         self.transcript[-1] = Outcome(value=parts["value"])
         return Measured(**parts)
 
+    def held(self, handle: Handle) -> int:
+        """Counts the tensor elements that an instance keeps; not compared, see `require`."""
+        count = self._value(self._perform("held", handle))
+        self.transcript.pop()  # as in `measure`: a count takes no part in the diagnosis
+        return count
+
     def require(self, condition: Any, complaint: str) -> None:
         """Ends the case with `complaint` unless the condition holds."""
         self.transcript.append(Outcome(value=bool(condition)))

@@ -6,9 +6,11 @@ which arguments were changed on the way. The engine judges nothing.
 """
 
 import builtins
+import collections
 import contextlib
 import dataclasses
 import tempfile
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +116,37 @@ def cotangent(output: Tensor) -> Tensor:
     return steps.reshape(output.shape).to(output.dtype).to(output.device)
 
 
+def elements_held(thing: Any) -> int:
+    """Counts the tensor elements that an object keeps: whole storages, each once, wherever they hang."""
+    storages: dict[int, int] = {}
+    seen: dict[int, Any] = {}  # keeps what it has seen alive, so that no id is used twice
+    queue = [thing]
+    while queue:
+        item = queue.pop()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, Tensor):
+            storage = item.untyped_storage()
+            storages[storage._cdata] = storage.nbytes() // max(1, item.element_size())
+        elif isinstance(item, dict):
+            queue.extend(item.values())
+        elif isinstance(item, (list, tuple, set, frozenset, collections.deque)):
+            queue.extend(item)
+        elif not isinstance(item, (type, types.ModuleType, types.FunctionType)):
+            queue.extend(getattr(item, "__dict__", {}).values())
+            own = [c for c in type(item).__mro__ if c.__module__ not in ("builtins", "torch.nn.modules.module")]
+            for kind in own:  # class attributes, and slots through their descriptors
+                for name, value in vars(kind).items():
+                    slot = isinstance(value, types.MemberDescriptorType)
+                    queue.append(getattr(item, name, None) if slot else value if _may_hold(value) else None)
+    return sum(storages.values())
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (Tensor, dict, list, tuple, set, collections.deque))
+
+
 class Engine:
     """Runs steps on `namespace`, the names an answer has defined; keeps the objects that steps create."""
 
@@ -195,6 +228,9 @@ class Engine:
         return Outcome(
             value={"value": plain, "flops": meter.flops, "largest": meter.largest, "saved": meter.saved}
         )
+
+    def step_held(self, target: Handle, args: tuple, kwargs: dict) -> Outcome:
+        return Outcome(value=elements_held(self.objects[target.id]))
 
     def step_module(self, target: str, args: tuple, kwargs: dict) -> Outcome:
         module = MODULES[target](**kwargs)

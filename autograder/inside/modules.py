@@ -35,4 +35,25 @@ class Bigram(nn.Module):
         return self.table(ids)
 
 
-MODULES = {"TinyLM": TinyLM, "Bigram": Bigram}
+class LatentCache(nn.Module):
+    """Keeps latents and rotated keys for a decode step, with the interface of `course_llm.mla.LatentCache`."""
+
+    def __init__(self, batch: int, max_seq: int, d_c: int, d_r: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.max_seq, self.length = max_seq, 0
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype)
+
+    def update(self, c: Tensor, k_r: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + c.shape[1]
+        if end > self.max_seq:
+            raise ValueError(f"LatentCache.update needs length + new <= max_seq={self.max_seq}, got {end}")
+        self.c[:, self.length : end], self.k_r[:, self.length : end] = c.detach(), k_r.detach()
+        self.length = end
+        return self.c[:, :end], self.k_r[:, :end]
+
+    def reset(self) -> None:
+        self.length = 0
+
+
+MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache}
