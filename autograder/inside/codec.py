@@ -143,10 +143,22 @@ def frame_lengths(header: bytes) -> tuple[int, int]:
 
 
 class Unpacker:
-    """Turns a frame's two parts back into a value; `special(node)` resolves tags that only one side knows."""
+    """Turns a frame's two parts back into a value.
 
-    def __init__(self, blob: bytes, special: Callable[[dict], Any] | None = None):
+    `special(node)` resolves tags that only one side knows, `dataclass(name, fields)` builds what a dataclass stands for,
+    `devices` maps the device a tensor says it lies on to the one it is put on here (others are refused).
+    """
+
+    def __init__(
+        self,
+        blob: bytes,
+        special: Callable[[dict], Any] | None = None,
+        dataclass: Callable[[str, dict], Any] | None = None,
+        devices: dict[str, str] | None = None,
+    ):
         self.special = special
+        self.dataclass = dataclass
+        self.devices = devices
         self.nodes = 0
         try:
             self.tensors = load_tensors(blob) if blob else {}
@@ -198,25 +210,33 @@ class Unpacker:
             resolved = self.special(node) if self.special else None
             return Handle(int(value)) if resolved is None else resolved
         if tag == "other":
-            return Other(str(value)[:80])
+            return Other(re.sub(r"[^\w .,:()/-]", "?", str(value)[:80]))
+        if tag == "dataclass" and self.dataclass is not None:
+            return self.dataclass(node["c"], {k: self.unpack(v, depth + 1) for k, v in value.items()})
+        if tag == "dataclass":
+            return Other(re.sub(r"\W", "?", str(node.get("c"))[:80]))
         if self.special:
             resolved = self.special(node)
             if resolved is not None:
                 return resolved
         raise ProtocolError("the answer has an unknown part")
 
-    def _unpack_tensor(self, index: Any, node: dict) -> torch.Tensor:
+    def _unpack_tensor(self, index: Any, node: dict) -> torch.Tensor | Other:
         tensor = self.tensors[str(int(index))]
         if tensor.dtype not in NAMES:
             raise ProtocolError("the answer has a tensor of an unknown dtype")
         stride = node.get("stride")
-        if stride is not None and self.special is not None:
+        if stride is not None and self.devices is None:
             if len(stride) != tensor.dim() or _extent(tensor.shape, stride) > 4 * tensor.numel() + 64:
                 raise ProtocolError("the answer has a tensor with impossible strides")
             tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
         device = node.get("device", "cpu")
         if not isinstance(device, str) or not DEVICE.fullmatch(device):
             raise ProtocolError("the answer has a tensor on an unknown device")
+        if self.devices is not None:
+            if device not in self.devices:
+                return Other(f"tensor on {device}")
+            device = self.devices[device]
         return tensor if device == "cpu" else tensor.to(device)
 
 

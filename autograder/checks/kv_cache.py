@@ -1,0 +1,1237 @@
+"""What is right in the chapter on the KV cache, and what its near-misses mean.
+
+Classes are judged by conversations: several updates, several instances, refusals after which all must be as before. Where a
+conversation needs a tensor that stays with the implementation (to see whether the cache copied it, or whether what was
+returned earlier still holds), `keep` calls a method and holds on to what it returns.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autograder.inside.codec import Handle
+from autograder.spec import Case, Exercise, Gen, Subject, call, scenario, served
+from course_llm import kv_cache as ref
+from course_llm.attention import apply_rope
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def rows(g: Gen, batch: int, heads: int, new: int, dim: int, dtype: torch.dtype = F32) -> tuple:
+    """Keys and values of new tokens."""
+    return g.randn(batch, heads, new, dim, dtype=dtype), g.randn(batch, heads, new, dim, dtype=dtype)
+
+
+def heads_inside(g: Gen, batch: int, heads: int, new: int, dim: int) -> tuple:
+    """Keys and values as a projection leaves them: the head axis moved by a transpose, not contiguous."""
+    return tuple(g.randn(batch, new, heads, dim).transpose(1, 2) for _ in range(2))
+
+
+def keep(s: Subject, handle: Handle, method: str, *args: Any) -> Handle:
+    """Calls a method and keeps what it returns beside the implementation, uncopied."""
+    return s.new((handle, method), *args)
+
+
+def numbers(want: Any) -> Callable[..., str | None]:
+    """A verdict on plain numbers, ints or floats: the value counts, not the type."""
+
+    def verdict(value: Any, *args: Any) -> str | None:
+        expected, got = (want, value) if isinstance(want, tuple) else ((want,), (value,))
+        if not isinstance(got, (tuple, list)) or len(got) != len(expected):
+            return f"the result should be a tuple of {len(expected)} numbers"
+        for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+            what = f"the result's item {i}" if len(expected) > 1 else "the result"
+            if isinstance(a, torch.Tensor) and a.dim() == 0:
+                a = a.item()
+            if isinstance(a, bool) or not isinstance(a, (int, float)):
+                return f"{what} is not a number"
+            if not abs(a - b) <= 1e-6 * abs(b):
+                return f"{what} has the wrong value"
+        return None
+
+    return verdict
+
+
+# kv_cache_bytes
+
+kv_cache_bytes = Exercise("kv_cache_bytes", ref, see="cache-size")
+
+
+def _size(*args: Any, want: float | None = None, **kwargs: Any) -> Case:
+    expected = ref.kv_cache_bytes(*args, **kwargs)
+    assert want is None or want == expected
+    return call(*args, **kwargs).judge(numbers(expected))
+
+
+@kv_cache_bytes.group("values", share=2)
+def _(g: Gen):
+    """Multiplies keys and values, layers, heads, width, sequences, tokens and bytes."""
+    yield _size(1, 1, 96, 96, 128, want=4_718_592).says("one token of GPT-3 in FP16: 4.72 MB")
+    yield _size(1, 1, 80, 8, 128, want=327_680).says("one token of Llama-2-70B in FP16: 328 kB")
+    batch, seq = g.python.randint(2, 9), g.python.randint(100, 5000)
+    yield _size(batch, seq, 32, 8, 128, want=131_072 * batch * seq).says("many sequences of Llama-3-8B")
+    yield _size(3, 5, 7, 11, 13).says("five different numbers")
+
+
+@kv_cache_bytes.group("element", share=1)
+def _(g: Gen):
+    """Follows the bytes of an element: 2 when nothing is said, fractions too."""
+    for width in (1, 4, 8):
+        yield _size(2, 3, 5, 7, 12, width).says(f"{width} bytes an element")
+    yield _size(2, 3, 5, 7, 12, bytes_per_element=1).says("by keyword")
+    yield _size(2, 3, 5, 7, 12, 0.5).says("4 bits: half a byte")
+    yield _size(3, 1, 5, 7, 13, 0.75).says("6 bits: three quarters of a byte")
+
+
+@kv_cache_bytes.near_miss("query-heads")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """The size does not follow kv_heads: the cache holds keys and values, so its heads count, not the query heads."""
+    return 2 * batch * seq * layers * 32 * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("one-of-two")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """Only one of keys and values is counted: both are cached, so one more factor of 2."""
+    return batch * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("always-fp16")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """The lecture's second factor of 2 is FP16 only: multiply by bytes_per_element in its place."""
+    return 2 * 2 * batch * seq * layers * kv_heads * head_dim
+
+
+@kv_cache_bytes.near_miss("whole-bytes")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """bytes_per_element is cut to a whole number: four bits are half a byte, so keep the fraction."""
+    return 2 * batch * seq * layers * kv_heads * head_dim * int(bytes_per_element)
+
+
+@kv_cache_bytes.near_miss("elements")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """These are elements, not bytes: multiply by bytes_per_element."""
+    return 2 * batch * seq * layers * kv_heads * head_dim
+
+
+@kv_cache_bytes.near_miss("one-layer")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """This is the cache of one layer: every layer has its own keys and values."""
+    return 2 * batch * seq * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("one-sequence")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """This is the cache of one sequence: the sequences of a batch share weights, but not keys and values."""
+    return 2 * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+# KVCache
+
+KVCache = Exercise("KVCache", ref, see="the-cache")
+
+
+def _grow(g: Gen, chunks: tuple[int, ...], dtype: torch.dtype = F32, shape=(2, 3, 8, 4)) -> Case:
+    """Updates with these numbers of rows, comparing what comes back and the length."""
+    batch, heads, room, dim = shape
+    given = [rows(g, batch, heads, n, dim, dtype) for n in chunks]
+
+    def run(s: Subject) -> None:
+        cache = s.new("KVCache", batch, heads, room, dim, dtype, "cpu")
+        for k, v in given:
+            s.method(cache, "update", k, v)
+            s.get(cache, "length")
+
+    return scenario(run)
+
+
+@KVCache.group("values", share=2)
+def _(g: Gen):
+    """Returns the keys and the values of all tokens so far."""
+    yield _grow(g, (1, 1, 1)).says("token by token")
+    yield _grow(g, (4, 1, 1)).says("a prompt, then token by token")
+    yield _grow(g, (2, 3, 1, 2)).says("chunks, up to the last free row")
+    yield _grow(g, (8,)).says("a prompt that fills the cache")
+    yield _grow(g, (3, 1, 2), shape=(1, 1, 9, 5)).says("one sequence, one head")
+    first, second = heads_inside(g, 2, 3, 3, 4), heads_inside(g, 2, 3, 2, 4)
+
+    def keywords(s: Subject) -> None:
+        cache = s.new("KVCache", batch=2, kv_heads=3, max_seq=6, head_dim=4, dtype=F32, device=torch.device("cpu"))
+        s.get(cache, "length")
+        for k, v in (first, second):
+            s.method(cache, "update", k=k, v=v)
+
+    yield scenario(keywords).says("inputs that are not contiguous, arguments by keyword")
+
+
+@KVCache.group("dtypes", share=1)
+def _(g: Gen):
+    """Stores and returns the dtype it was made with."""
+    for dtype in (F16, BF16, F64):
+        yield _grow(g, (2, 1), dtype).says(str(dtype).removeprefix("torch."))
+
+
+@KVCache.group("reset", share=1)
+def _(g: Gen):
+    """Starts again after reset: length 0, no old rows, all the room."""
+    given = [rows(g, 2, 3, n, 4) for n in (4, 2, 1, 5)]
+
+    def run(s: Subject) -> None:
+        cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
+        s.method(cache, "update", *given[0])
+        s.method(cache, "update", *given[1])
+        s.method(cache, "reset")
+        s.get(cache, "length")
+        for k, v in given[1:]:
+            s.method(cache, "update", k, v)
+            s.get(cache, "length")
+        s.method(cache, "reset")
+        s.method(cache, "reset")
+        s.method(cache, "update", *given[0])
+
+    yield scenario(run).says("update, reset, update up to the end, reset twice, update")
+
+    def empty(s: Subject) -> None:
+        cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
+        s.method(cache, "reset")
+        s.get(cache, "length")
+        s.method(cache, "update", *given[0])
+
+    yield scenario(empty).says("reset of an empty cache")
+
+
+@KVCache.group("overflow", share=1)
+def _(g: Gen):
+    """Refuses rows that do not fit with a ValueError, and changes nothing."""
+    three, two, one, nine = (rows(g, 2, 3, n, 4) for n in (3, 2, 1, 9))
+
+    def run(s: Subject) -> None:
+        cache = s.new("KVCache", 2, 3, 4, 4, F32, "cpu")
+        s.method(cache, "update", *three)
+        s.method_raises(ValueError, cache, "update", *two)
+        s.get(cache, "length")
+        s.method(cache, "update", *one)
+        s.method_raises(ValueError, cache, "update", *one)
+        s.get(cache, "length")
+
+    yield scenario(run).says("a chunk that is one row too long, then one that fits, then one more")
+
+    def empty(s: Subject) -> None:
+        cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
+        s.method_raises(ValueError, cache, "update", *nine)
+        s.get(cache, "length")
+        s.method(cache, "update", *three)
+        s.method(cache, "update", *two)
+        s.method(cache, "reset")
+        s.method(cache, "update", *three)
+        s.method_raises(ValueError, cache, "update", *nine)
+        s.method(cache, "update", *two)
+
+    yield scenario(empty).says("a prompt that is too long, and again after reset")
+
+
+@KVCache.group("independent", share=1)
+def _(g: Gen):
+    """Shares no memory: not with another cache, not with the tensors handed in; earlier results stay right."""
+    given = [rows(g, 1, 2, n, 3) for n in (2, 1, 3, 1)]
+
+    def two(s: Subject) -> None:
+        a = s.new("KVCache", 1, 2, 8, 3, F32, "cpu")
+        s.method(a, "update", *given[0])
+        b = s.new("KVCache", 1, 2, 8, 3, F32, "cpu")
+        s.get(b, "length")
+        s.method(b, "update", *given[1])
+        s.method(a, "update", *given[2])
+        s.method(b, "reset")
+        s.get(a, "length")
+        s.method(a, "update", *given[3])
+
+    yield scenario(two).says("two caches side by side")
+    yield scenario(lambda s: _overwrite_inputs(s, "KVCache", (1, 2, 8, 3), given)).says(
+        "a tensor is changed after it was handed in"
+    )
+    yield scenario(lambda s: _look_back(s, "KVCache", (1, 2, 8, 3), given)).says("earlier results after later updates")
+
+
+def _overwrite_inputs(s: Subject, cls: str, sizes: tuple, given: list) -> None:
+    """Hands tensors in, fills them with zeros afterwards, and looks whether the cache notices."""
+    source = s.new(cls, *sizes, F32, "cpu")
+    returned = keep(s, source, "update", *given[0])
+    live = [keep(s, keep(s, returned, "__getitem__", i), "clone") for i in (0, 1)]
+    cache = s.new(cls, *sizes, F32, "cpu")
+    s.method(cache, "update", *live)
+    for tensor in live:
+        s.ask_method(tensor, "zero_")
+    s.method(cache, "update", *given[1])
+
+
+def _look_back(s: Subject, cls: str, sizes: tuple, given: list) -> None:
+    """Keeps the first result and reads it again after every later update."""
+    cache = s.new(cls, *sizes, F32, "cpu")
+    returned = keep(s, cache, "update", *given[0])
+    for k, v in given[1:]:
+        s.method(cache, "update", k, v)
+        s.method(returned, "__getitem__", 0)
+        s.method(returned, "__getitem__", 1)
+
+
+@KVCache.group("allocation", share=2)
+def _(g: Gen):
+    """Allocates the room for all tokens once, at the start."""
+    k, v = rows(g, 1, 2, 1, 4)
+
+    def run(s: Subject) -> None:
+        made = s.measure("KVCache", 1, 2, 512, 4, F32, "cpu").largest
+        cache = s.new("KVCache", 1, 2, 512, 4, F32, "cpu")
+        first = s.measure((cache, "update"), k, v).largest
+        room = 2 * 512 * 4
+        s.require(
+            max(made, first) >= room,
+            f"the largest tensor made holds {max(made, first)} elements, room for all tokens takes {room}",
+        )
+
+    yield scenario(run).says("room for 512 tokens")
+
+
+class _Store:
+    """What the near-misses of a cache share: two buffers and a length."""
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.length = 0
+
+    def check(self, new):
+        if self.length + new > self.k.shape[2]:
+            raise ValueError(f"KVCache.update needs length + new <= max_seq, got {self.length} + {new}")
+
+    def write(self, start, k, v):
+        self.k[:, :, start : start + k.shape[2]] = k
+        self.v[:, :, start : start + k.shape[2]] = v
+
+    def update(self, k, v):
+        self.check(k.shape[2])
+        self.write(self.length, k, v)
+        self.length += k.shape[2]
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+    def reset(self):
+        self.length = 0
+
+
+@KVCache.near_miss("new-part-only")
+class _(_Store):
+    """Only the new rows come back: attention needs the keys and values of every token so far, so return the filled part."""
+
+    def update(self, k, v):
+        super().update(k, v)
+        return k, v
+
+
+@KVCache.near_miss("whole-buffer")
+class _(_Store):
+    """The empty rows come back too: return the first `length` rows only, or attention reads tokens that do not exist."""
+
+    def update(self, k, v):
+        super().update(k, v)
+        return self.k, self.v
+
+
+@KVCache.near_miss("stale-after-reset")
+class _(_Store):
+    """The rows are cleared at reset but the count is not: set length to 0, and the old rows no longer matter."""
+
+    def reset(self):
+        self.k.zero_()
+        self.v.zero_()
+
+
+@KVCache.near_miss("concatenates")
+class _(_Store):
+    """The cache grows by concatenation, which copies every key and value for each new token: allocate max_seq rows once and write into them."""
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, 0, head_dim, dtype, device)
+        self.max_seq = max_seq
+
+    def update(self, k, v):
+        if self.length + k.shape[2] > self.max_seq:
+            raise ValueError(f"KVCache.update needs length + new <= max_seq, got {self.length} + {k.shape[2]}")
+        self.k, self.v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        self.length += k.shape[2]
+        return self.k, self.v
+
+    def reset(self):
+        self.k, self.v, self.length = self.k[:, :, :0], self.v[:, :, :0], 0
+
+
+@KVCache.near_miss("drops-overflow")
+class _(_Store):
+    """Rows that do not fit are dropped without a word: raise a ValueError before anything is stored."""
+
+    def update(self, k, v):
+        room = self.k.shape[2] - self.length
+        return super().update(k[:, :, :room], v[:, :, :room])
+
+
+@KVCache.near_miss("counts-before-check")
+class _(_Store):
+    """length is raised before the check, so a refused update is counted all the same: check first, then change."""
+
+    def update(self, k, v):
+        start, self.length = self.length, self.length + k.shape[2]
+        if self.length > self.k.shape[2]:
+            raise ValueError(f"KVCache.update needs length <= max_seq, got {self.length}")
+        self.write(start, k, v)
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+
+@KVCache.near_miss("writes-at-zero")
+class _(_Store):
+    """Every update writes at row 0 and overwrites the tokens before: write at row `length`, then raise it."""
+
+    def update(self, k, v):
+        self.check(k.shape[2])
+        self.write(0, k, v)
+        self.length += k.shape[2]
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+
+@KVCache.near_miss("one-row-at-a-time")
+class _(_Store):
+    """length grows by 1 whatever comes: a chunk of n rows makes it grow by n."""
+
+    def update(self, k, v):
+        self.check(k.shape[2])
+        self.write(self.length, k, v)
+        self.length += 1
+        end = self.length - 1 + k.shape[2]
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+
+@KVCache.near_miss("always-float32")
+class _(_Store):
+    """The buffers are float32 whatever dtype is asked for: pass dtype on when you allocate them."""
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, max_seq, head_dim, F32, device)
+
+
+@KVCache.near_miss("values-from-keys")
+class _(_Store):
+    """The values that come back are keys: keep two buffers, one for k and one for v."""
+
+    def update(self, k, v):
+        keys, _ = super().update(k, k)
+        return keys, keys
+
+
+@KVCache.near_miss("shared-by-all")
+class _(_Store):
+    """All caches share one memory (a class attribute or a default argument): make the buffers in __init__, for each cache."""
+
+    buffers: dict = {}  # noqa: RUF012
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, max_seq, head_dim, dtype, device)
+        self.k, self.v = self.buffers.setdefault(
+            (batch, kv_heads, max_seq, head_dim, dtype), (self.k.clone(), self.v.clone())
+        )
+
+
+@KVCache.near_miss("keeps-the-callers-tensor")
+class _(_Store):
+    """The cache keeps the tensor it is handed, not a copy: when the caller changes it, the cache changes. Copy into the buffer."""
+
+    def update(self, k, v):
+        self.check(k.shape[2])
+        if self.length == 0:
+            self.first = k, v
+            self.length = k.shape[2]
+            return k, v
+        self.write(0, *self.first)
+        return super().update(k, v)
+
+
+# cached_attention
+
+cached_attention = Exercise("cached_attention", ref, see="newest-row")
+
+
+def _qkv(g: Gen, *batch: int, queries: int, keys: int, d_k: int = 4, d_v: int = 4, dtype: torch.dtype = F32) -> tuple:
+    return (
+        g.randn(*batch, queries, d_k, dtype=dtype),
+        g.randn(*batch, keys, d_k, dtype=dtype),
+        g.randn(*batch, keys, d_v, dtype=dtype),
+    )
+
+
+def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The independent fact: torch's attention with a mask that is aligned to the end."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **kwargs)
+
+
+@cached_attention.group("values", share=2)
+def _(g: Gen):
+    """Attends from the last rows to all keys up to their own position."""
+    for queries, keys, words in ((6, 6, "a whole prompt"), (1, 6, "one new token"), (3, 7, "a chunk behind a past")):
+        args = _qkv(g, 2, 3, queries=queries, keys=keys)
+        yield call(*args).expect(_torch_attention(*args)).says(words)
+    yield call(*_qkv(g, 2, 3, queries=1, keys=1)).says("the first token")
+    yield call(*_qkv(g, 2, 2, queries=5, keys=6)).says("a chunk behind one token")
+    args = _qkv(g, 2, 3, queries=2, keys=5, d_k=4, d_v=6)
+    yield call(*args).expect(_torch_attention(*args)).says("values wider than keys")
+    yield call(*_qkv(g, 2, 3, queries=4, keys=4, d_k=8, d_v=2)).says("values narrower than keys")
+
+
+@cached_attention.group("batch dimensions", share=1)
+def _(g: Gen):
+    """Takes any number of batch dimensions, and inputs that are not contiguous."""
+    for batch in ((), (3,), (2, 1, 3, 2)):
+        for queries, keys in ((4, 4), (2, 5), (1, 3)):
+            yield call(*_qkv(g, *batch, queries=queries, keys=keys)).says(
+                f"{len(batch)} batch dimensions, {queries} queries, {keys} keys"
+            )
+    q, k, v = (g.randn(2, n, 3, 4).transpose(1, 2) for n in (2, 5, 5))
+    yield call(q, k, v).says("heads moved by a transpose")
+
+
+@cached_attention.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype: float16, bfloat16, float64."""
+    for dtype in (F16, BF16, F64):
+        for queries, keys in ((4, 4), (2, 6), (1, 5)):
+            yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, dtype=dtype)).says(
+                f"{str(dtype).removeprefix('torch.')}, {queries} queries"
+            )
+
+
+@cached_attention.group("gradient", share=1)
+def _(g: Gen):
+    """Lets gradients flow to q, k and v."""
+    for queries, keys, words in ((4, 4, "a whole prompt"), (2, 5, "a chunk"), (1, 4, "one token")):
+        yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, d_v=3)).gradient().says(words)
+
+
+@cached_attention.group("cost", share=1)
+def _(g: Gen):
+    """Costs the formula's FLOPs: nothing is computed for rows that are not asked for."""
+    for queries, keys in ((1, 48), (3, 40)):
+        args = _qkv(g, 2, 3, queries=queries, keys=keys, d_k=4, d_v=5)
+
+        def run(s: Subject, args=args, queries=queries, keys=keys) -> None:
+            flops = s.measure("cached_attention", *args).flops
+            enough = 2 * 2 * 3 * queries * keys * (4 + 5)
+            s.require(
+                flops <= enough,
+                f"{queries} queries on {keys} keys take {flops} FLOPs, 2 · batch · heads · queries · keys · (d_k + d_v) "
+                f"= {enough} are enough",
+            )
+
+        yield scenario(run).says(f"{queries} queries, {keys} keys")
+
+
+def _plain_attention(q, k, v, mask, scale=None):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) if scale is None else q @ k.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def _end_mask(q, k, shift=0):
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2] + shift)
+
+
+@cached_attention.near_miss("no-mask")
+def _(q, k, v):
+    """Nothing is masked: right for one new token, which may see everything, but in a prompt or chunk earlier rows see later ones."""
+    return _plain_attention(q, k, v, None)
+
+
+@cached_attention.near_miss("square-mask-on-chunk")
+def _(q, k, v):
+    """The mask starts at the top left, as if the first query were the first token: the queries are the last rows, so align it to the end."""
+    return _plain_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
+
+
+@cached_attention.near_miss("chunk-unmasked")
+def _(q, k, v):
+    """Only a whole prompt is masked: in a chunk behind a past, too, a row may not see the rows after it."""
+    return _plain_attention(q, k, v, _end_mask(q, k) if q.shape[-2] == k.shape[-2] else None)
+
+
+@cached_attention.near_miss("sees-one-ahead")
+def _(q, k, v):
+    """Each row sees one token too many: query i of n sees keys up to position keys - n + i, itself included."""
+    return _plain_attention(q, k, v, _end_mask(q, k, 1))
+
+
+@cached_attention.near_miss("blind-to-itself")
+def _(q, k, v):
+    """A row does not see its own key: the newest token is in the cache when it attends, and belongs to what it sees."""
+    return _plain_attention(q, k, v, _end_mask(q, k, -1))
+
+
+@cached_attention.near_miss("unscaled")
+def _(q, k, v):
+    """The scores are not divided by the square root of d_k."""
+    return _plain_attention(q, k, v, _end_mask(q, k), 1.0)
+
+
+@cached_attention.near_miss("scaled-by-d-v")
+def _(q, k, v):
+    """The scores are divided by the square root of d_v: their spread comes from the width of the keys, d_k."""
+    return _plain_attention(q, k, v, _end_mask(q, k), v.shape[-1] ** -0.5)
+
+
+@cached_attention.near_miss("last-row-only")
+def _(q, k, v):
+    """Only the last row comes back: a prompt or a chunk has one output row for each of its queries."""
+    return _plain_attention(q, k, v, _end_mask(q, k))[..., -1:, :]
+
+
+@cached_attention.near_miss("computes-all-rows")
+def _(q, k, v):
+    """The result is right but not the cost: scores are computed for rows that are not asked for. Multiply the given queries with the keys, no more."""
+    rest = k.shape[-2] - q.shape[-2]
+    full = torch.cat([q.new_zeros(*q.shape[:-2], rest, q.shape[-1]), q], dim=-2)
+    return ref.cached_attention(full, k, v)[..., rest:, :]
+
+
+# rope_at
+
+rope_at = Exercise("rope_at", ref, see="cache-positions")
+
+FAR = 5e-3  # float32 holds an angle of 10,000 radians to about 1e-3
+
+
+@rope_at.group("values", share=2)
+def _(g: Gen):
+    """Rotates rows by start, start + 1, … ."""
+    yield call(g.randn(2, 3, 5, 8), 0).says("from position 0")
+    yield call(g.randn(2, 3, 1, 8), 7).says("one new token at position 7")
+    yield call(g.randn(2, 3, 4, 8), 3).says("a chunk from position 3")
+    yield call(g.tensor([[1.0, 0.0]]), 3).expect(g.tensor([[math.cos(3), math.sin(3)]])).says("one pair, by hand")
+    x = g.randn(2, 9, 6)
+    yield call(x[:, 4:], 4).expect(apply_rope(x, torch.arange(9))[:, 4:]).says("the end of a longer text")
+
+
+@rope_at.group("decode", share=1)
+def _(g: Gen):
+    """Gives token by token what the whole text gives at once."""
+    x = g.randn(2, 2, 6, 8)
+
+    def run(s: Subject) -> None:
+        full = s.call("rope_at", x, 0)
+        for cut in (1, 4):
+            parts = [s.call("rope_at", x[:, :, :cut], 0)]
+            parts += [s.call("rope_at", x[:, :, i : i + 1], i) for i in range(cut, 6)]
+            s.require_close(torch.cat(parts, dim=2), full, "decoding differs from the whole text")
+
+    yield scenario(run).says("a prompt and single tokens against the whole text")
+
+
+@rope_at.group("batch dimensions", share=1)
+def _(g: Gen):
+    """Takes any number of batch dimensions, and inputs that are not contiguous."""
+    for batch in ((), (3,), (2, 1, 3, 2)):
+        yield call(g.randn(*batch, 3, 4), 5).says(f"{len(batch)} batch dimensions")
+    yield call(g.randn(2, 5, 3, 4).transpose(1, 2), 2).says("heads moved by a transpose")
+
+
+@rope_at.group("far", share=1)
+def _(g: Gen):
+    """Holds far from the start, up to position 10,000."""
+    yield call(g.randn(2, 1, 8), 9_999).close(FAR, FAR).says("one token at position 9,999")
+    yield call(g.randn(2, 4, 8), 2_501).close(FAR, FAR).says("a chunk from position 2,501")
+
+
+@rope_at.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype: float16, bfloat16, float64; half precision far from the start too."""
+    for dtype in (F16, BF16):
+        yield call(g.randn(2, 3, 8, dtype=dtype), 4).says(str(dtype).removeprefix("torch."))
+    yield call(g.randn(2, 3, 8, dtype=F16), 3_001).close(1e-2, 1e-2).says("float16 at position 3,001")
+    yield call(g.randn(2, 3, 8, dtype=BF16), 301).says("bfloat16 at position 301")
+    yield call(g.randn(2, 3, 8, dtype=F64), 4).close(1e-5, 1e-5).says("float64")
+
+
+@rope_at.group("gradient", share=1)
+def _(g: Gen):
+    """Lets gradients flow to x."""
+    yield call(g.randn(2, 3, 4), 6).gradient().says("a chunk")
+
+
+@rope_at.near_miss("starts-at-zero")
+def _(x, start):
+    """The rows are rotated as if the text began with them: new rows stand at positions start, start + 1, …, behind what is cached."""
+    return apply_rope(x, torch.arange(x.shape[-2]))
+
+
+@rope_at.near_miss("rotated-twice")
+def _(x, start):
+    """The rows are rotated twice, as a cached key is when it is rotated again at every step: rotate each key once, when it is new."""
+    positions = torch.arange(start, start + x.shape[-2])
+    return apply_rope(apply_rope(x, positions), positions)
+
+
+@rope_at.near_miss("one-position-for-all")
+def _(x, start):
+    """Every row of the chunk gets the same position: right for one token, but row i stands at start + i."""
+    return apply_rope(x, torch.full((x.shape[-2],), start))
+
+
+@rope_at.near_miss("counts-from-one")
+def _(x, start):
+    """The rows stand one position too far: the first of them is at `start` itself, since positions count from 0."""
+    return apply_rope(x, torch.arange(start + 1, start + 1 + x.shape[-2]))
+
+
+@rope_at.near_miss("ends-at-start")
+def _(x, start):
+    """The last row is put at `start`: start is the position of the first row, the cache's length before the update."""
+    return apply_rope(x, torch.arange(start - x.shape[-2] + 1, start + 1))
+
+
+@rope_at.near_miss("pairs-halves")
+def _(x, start):
+    """Column i is paired with column i + head_dim/2: here the pairs are neighbours (2i, 2i + 1), as in `apply_rope`."""
+    half = x.shape[-1] // 2
+    order = torch.arange(x.shape[-1]).view(2, half).T.flatten()
+    rotated = apply_rope(x[..., order], torch.arange(start, start + x.shape[-2]))
+    return rotated[..., order.argsort()]
+
+
+@rope_at.near_miss("half-precision-angles")
+def _(x, start):
+    """The positions are rounded to the dtype of x, and half precision cannot hold them: compute the angles in float32."""
+    positions = torch.arange(start, start + x.shape[-2]).to(x.dtype)
+    return apply_rope(x, positions.to(torch.int64))
+
+
+# generate_cached
+
+generate_cached = Exercise("generate_cached", ref, see="generate-with-cache")
+
+
+class _Past:
+    """A cache as the model hands it out: what was read so far, as a running hash, and how much."""
+
+    def __init__(self, state: torch.Tensor, seen: int):
+        self.state, self.seen = state, seen
+
+
+def _model(g: Gen, kind: str = "new object", vocab: int = 11) -> tuple[Callable, Callable]:
+    """A model whose next token depends on every token before, in their order; and the same without a cache.
+
+    The cache is a new object each time, one object that is changed and returned again, or plain tensors.
+    """
+    table = torch.stack([g.perm(vocab) for _ in range(101)]).float()  # no ties within a row
+
+    def read(ids: torch.Tensor, state: torch.Tensor, seen: int) -> tuple:
+        states = []
+        for i in range(ids.shape[1]):
+            state = (state * 31 + (ids[:, i] + 1) * (seen + i + 7)) % 101
+            states.append(state)
+        return table[torch.stack(states, dim=1)], state
+
+    def start(ids: torch.Tensor) -> torch.Tensor:
+        return torch.full((ids.shape[0],), 5)
+
+    def model(ids, cache):
+        if kind == "tensors":
+            state, seen = (start(ids), 0) if cache is None else (cache[0], int(cache[1]))
+            logits, state = read(ids, state, seen)
+            return logits, (state, torch.tensor(seen + ids.shape[1]))
+        past = _Past(start(ids), 0) if cache is None else cache
+        logits, state = read(ids, past.state, past.seen)
+        if kind == "new object":
+            return logits, _Past(state, past.seen + ids.shape[1])
+        past.state, past.seen = state, past.seen + ids.shape[1]
+        return logits, past
+
+    def plain(ids, new):
+        for _ in range(new):
+            logits, _ = read(ids, start(ids), 0)
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        return ids
+
+    return model, plain
+
+
+def _script(text: list[list[int]], prompt: int, vocab: int = 9) -> Callable:
+    """A model that writes the given text whatever it reads; its cache counts the tokens read."""
+    rows_ = torch.tensor(text)
+
+    def model(ids, cache):
+        seen = (0 if cache is None else cache.seen) + ids.shape[1]
+        logits = torch.zeros(*ids.shape, vocab)
+        position = min(seen - prompt, rows_.shape[1] - 1)
+        if position >= 0:
+            logits[torch.arange(len(rows_)), -1, rows_[:, position]] = 1.0
+        return logits, _Past(rows_[:, 0], seen)
+
+    return model
+
+
+@generate_cached.group("values", share=2)
+def _(g: Gen):
+    """Writes the same tokens as without a cache."""
+    for kind in ("new object", "tensors", "same object"):
+        for batch, prompt, new in ((1, 4, 5), (3, 5, 6), (2, 1, 4), (2, 3, 1)):
+            model, plain = _model(g, kind)
+            ids = g.ints(0, 11, batch, prompt)
+            yield (
+                call(served(model), ids, new)
+                .expect(plain(ids, new))
+                .says(f"{batch} rows, prompt of {prompt}, {new} new tokens")
+            )
+    ids = g.ints(0, 11, 2, 3)
+    yield call(served(_model(g)[0]), ids, 0).expect(ids).says("no new token: the prompt")
+
+
+@generate_cached.group("end of text", share=2)
+def _(g: Gen):
+    """Fills finished rows with EOS and stops when all have finished."""
+    two = [[3, 8, 5, 6, 7], [4, 3, 2, 8, 7]]
+    ids = g.tensor([[2, 1], [1, 4]])
+    want = g.tensor([[2, 1, 3, 8, 8, 8], [1, 4, 4, 3, 2, 8]])
+    yield call(served(_script(two, 2)), ids, 5, eos_id=8).expect(want).says("two rows that end at different tokens")
+    yield (
+        call(served(_script(two, 2)), ids, 3, 8)
+        .expect(g.tensor([[2, 1, 3, 8, 8], [1, 4, 4, 3, 2]]))
+        .says("one row ends, the other is cut off")
+    )
+    eos_in_prompt = g.tensor([[8, 1], [1, 8]])
+    yield call(served(_script(two, 2)), eos_in_prompt, 4, 8).says("an EOS in the prompt does not count")
+    yield call(served(_script([[3, 8, 5]], 1)), g.tensor([[8]]), 3).says("without eos_id no token ends the text")
+    yield call(served(_script([[3, 0, 5, 1]], 2)), g.tensor([[4, 4]]), 4, 0).says("EOS may be token 0")
+    yield call(served(_script([[6, 2], [6, 3]], 2)), ids, 2, 6).says("every row ends at once")
+    three = [[1, 2, 7, 4, 4], [7, 3, 3, 3, 3], [5, 5, 5, 5, 7]]
+    yield call(served(_script(three, 3)), g.ints(0, 7, 3, 3), 6, eos_id=7).says("three rows")
+
+
+@generate_cached.group("ties", share=1)
+def _(g: Gen):
+    """Gives ties to the lower token id."""
+    high = torch.zeros(2, 9)
+    high[0, [3, 6]], high[1, [8, 5, 7]] = 2.0, 1.0
+
+    def model(ids, cache):
+        return high[:, None].expand(-1, ids.shape[1], -1).clone(), _Past(ids[:, 0], 0)
+
+    yield call(served(model), g.ints(0, 9, 2, 3), 2).says("several tokens share the highest logit")
+
+
+@generate_cached.group("cost", share=1)
+def _(g: Gen):
+    """Pushes prompt + new − 1 tokens per row through the model."""
+    for batch, prompt, new in ((2, 6, 5), (1, 4, 1), (3, 1, 6)):
+        model, _ = _model(g)
+        yield _counted(model, g.ints(0, 11, batch, prompt), new, None, new).says(
+            f"prompt of {prompt}, {new} new tokens"
+        )
+    early = _script([[3, 8, 5, 6, 7], [4, 3, 8, 8, 7]], 2)
+    yield _counted(early, g.ints(0, 8, 2, 2), 5, 8, 3).says("every row has ended after three tokens")
+
+
+def _counted(model: Callable, ids: torch.Tensor, new: int, eos_id: int | None, written: int) -> Case:
+    def run(s: Subject) -> None:
+        counter = served(model)
+        s.call("generate_cached", counter, ids, new, eos_id)
+        batch, prompt = ids.shape
+        enough = batch * (prompt + written - 1)
+        s.require(
+            counter.tokens == enough,
+            f"{counter.tokens} tokens go through the model, {batch} · (prompt + new − 1) = {enough} are enough",
+        )
+
+    return scenario(run)
+
+
+def _loop(step: Callable, eos: Callable | None = None) -> Callable:
+    """The loop that the near-misses share; `step(model, ids, unread, cache)` gives logits and cache."""
+
+    def generate(model, ids, max_new_tokens, eos_id=None):
+        finished, unread, cache = torch.zeros(len(ids), dtype=torch.bool), ids, None
+        for _ in range(max_new_tokens):
+            logits, cache = step(model, ids, unread, cache)
+            token = logits.argmax(-1)
+            if eos_id is not None:
+                token = token.masked_fill(finished, eos_id)
+                finished = finished | (token == eos_id)
+            unread = token[:, None]
+            ids = torch.cat([ids, unread], dim=1)
+            if eos_id is not None and finished.all():
+                break
+        return ids
+
+    return generate
+
+
+@generate_cached.near_miss("reads-everything-again")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The tokens are right, but the whole text goes through the model at every step, and the cache is not used: after the prompt hand in the newest token and the cache."""
+    return _loop(lambda model, ids, unread, cache: _last(model(ids, None)))(model, ids, max_new_tokens, eos_id)
+
+
+def _last(answer: tuple) -> tuple:
+    return answer[0][:, -1], answer[1]
+
+
+@generate_cached.near_miss("prefix-and-cache")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The whole text is handed in together with a cache that holds it already, so every token is read twice: hand in the newest token only."""
+    return _loop(lambda model, ids, unread, cache: _last(model(ids, cache)))(model, ids, max_new_tokens, eos_id)
+
+
+@generate_cached.near_miss("loses-the-prefill-logit")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The logits of the prefill are thrown away and the last prompt token is read a second time: the last row of the prefill's logits gives the first new token."""
+    if max_new_tokens == 0:
+        return ids
+
+    def step(model, ids, unread, cache):
+        if cache is None:
+            _, cache = model(ids, None)
+            unread = ids[:, -1:]
+        return _last(model(unread, cache))
+
+    return _loop(step)(model, ids, max_new_tokens, eos_id)
+
+
+@generate_cached.near_miss("no-cache-no-prefix")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The newest token is read without the cache, so the model forgets the text before it: hand the returned cache in again."""
+    return _loop(lambda model, ids, unread, cache: _last(model(unread, None)))(model, ids, max_new_tokens, eos_id)
+
+
+@generate_cached.near_miss("keeps-the-first-cache")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The cache of the prefill is handed in at every step: the model returns a new one each time, so keep that."""
+    first = []
+
+    def step(model, ids, unread, cache):
+        logits, new = model(unread, first[0] if first else None)
+        if not first:
+            first.append(new)
+        return logits[:, -1], new
+
+    return _loop(step)(model, ids, max_new_tokens, eos_id)
+
+
+@generate_cached.near_miss("first-row-of-logits")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The logits behind the first token of the prompt are used: the next token comes from the last row, `logits[:, -1]`."""
+
+    def step(model, ids, unread, cache):
+        logits, cache = model(unread, cache)
+        return logits[:, 0], cache
+
+    return _loop(step)(model, ids, max_new_tokens, eos_id)
+
+
+@generate_cached.near_miss("goes-on-after-eos")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """A finished row goes on writing: fill it with eos_id until the others have finished."""
+    finished, unread, cache = torch.zeros(len(ids), dtype=torch.bool), ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        unread = logits[:, -1].argmax(-1, keepdim=True)
+        finished = finished | (unread[:, 0] == eos_id)
+        ids = torch.cat([ids, unread], dim=1)
+        if finished.all():
+            break
+    return ids
+
+
+@generate_cached.near_miss("stops-at-the-first-row")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Generation stops when the first row has finished: go on until every row has."""
+    unread, cache = ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        unread = logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, unread], dim=1)
+        if (unread == eos_id).any():
+            break
+    return ids
+
+
+@generate_cached.near_miss("stops-at-nothing")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Generation goes on when every row has finished, and only EOS is added: stop there."""
+    finished, unread, cache = torch.zeros(len(ids), dtype=torch.bool), ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        token = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            token = token.masked_fill(finished, eos_id)
+            finished = finished | (token == eos_id)
+        unread = token[:, None]
+        ids = torch.cat([ids, unread], dim=1)
+    return ids
+
+
+@generate_cached.near_miss("prompt-eos-counts")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """An EOS in the prompt ends the row at once: only an EOS that the model writes counts."""
+    finished = (ids == eos_id).any(dim=1) if eos_id is not None else torch.zeros(len(ids), dtype=torch.bool)
+    unread, cache = ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        token = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            token = token.masked_fill(finished, eos_id)
+            finished = finished | (token == eos_id)
+        unread = token[:, None]
+        ids = torch.cat([ids, unread], dim=1)
+        if finished.all():
+            break
+    return ids
+
+
+@generate_cached.near_miss("reads-the-last-token-too")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The tokens are right, but the last one written is still pushed through the model, and nobody reads what comes out: stop before."""
+    text = ref.generate_cached(model, ids, max_new_tokens, eos_id)
+    if max_new_tokens:
+        model(text[:, -1:], None)
+    return text
+
+
+@generate_cached.near_miss("higher-id-wins")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Of equal logits the higher token id is taken: ties go to the lower one, as `argmax` gives it."""
+
+    def step(model, ids, unread, cache):
+        logits, cache = model(unread, cache)
+        return logits[:, -1].flip(-1), cache
+
+    def generate(model, ids, new, eos_id):
+        unread, cache, finished = ids, None, torch.zeros(len(ids), dtype=torch.bool)
+        for _ in range(new):
+            logits, cache = step(model, ids, unread, cache)
+            token = logits.shape[-1] - 1 - logits.argmax(-1)
+            if eos_id is not None:
+                token = token.masked_fill(finished, eos_id)
+                finished = finished | (token == eos_id)
+            unread = token[:, None]
+            ids = torch.cat([ids, unread], dim=1)
+            if eos_id is not None and finished.all():
+                break
+        return ids
+
+    return generate(model, ids, max_new_tokens, eos_id)
+
+
+# positions_from_padding
+
+positions_from_padding = Exercise("positions_from_padding", ref, see="unequal-prompts")
+
+
+def _padded(*pads: int, seq: int) -> Case:
+    """Rows with so many padding tokens at the left."""
+    real = torch.arange(seq) >= torch.tensor(pads)[:, None]
+
+    def verdict(value, real):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
+            return "the result should be an int64 tensor"
+        if value.shape != real.shape:
+            return f"the result has shape {tuple(value.shape)}, it should have {tuple(real.shape)}"
+        want = torch.arange(real.shape[1]) - torch.tensor(pads)[:, None]
+        wrong = int((value != want)[real].sum())
+        return f"the positions of {wrong} of {int(real.sum())} real tokens are wrong" if wrong else None
+
+    return call(real).judge(verdict)
+
+
+@positions_from_padding.group("values", share=2)
+def _(g: Gen):
+    """Counts from 0 at the first real token of each row."""
+    yield _padded(2, 0, 4, seq=5).says("three rows with 2, 0 and 4 padding tokens")
+    yield _padded(3, seq=7).says("one row")
+    pads = [g.python.randint(0, 8) for _ in range(5)]
+    yield _padded(*pads, seq=9).says("five rows")
+    yield _padded(1, 2, 3, 4, seq=5).says("every row padded differently")
+
+
+@positions_from_padding.group("edges", share=1)
+def _(g: Gen):
+    """Holds without padding, with one real token, with one token in all, and in a long batch."""
+    yield _padded(0, 0, seq=6).says("no padding")
+    yield _padded(5, 5, seq=6).says("one real token in each row")
+    yield _padded(0, seq=1).says("a single token")
+    yield _padded(*range(0, 300, 7), seq=300).says("over 255 positions")
+
+
+def _arange(real):
+    return torch.arange(real.shape[1]).expand(real.shape)
+
+
+@positions_from_padding.near_miss("ignores-padding")
+def _(real):
+    """Padding takes up positions: count from the first real token of each row, as if the padding were not there."""
+    return _arange(real).clone()
+
+
+@positions_from_padding.near_miss("shared-across-the-batch")
+def _(real):
+    """Every row gets the positions of the first: rows have different amounts of padding, so count in each of them."""
+    first = (real[:1].long().cumsum(-1) - 1).clamp(min=0)
+    return first.expand(real.shape).clone()
+
+
+@positions_from_padding.near_miss("least-padding-for-all")
+def _(real):
+    """One shift, that of the longest prompt, is used for the whole batch: each row has its own."""
+    pad = (~real).sum(-1).min()
+    return _arange(real) - pad
+
+
+@positions_from_padding.near_miss("counts-from-one")
+def _(real):
+    """The first real token is at position 1: a cumulative sum counts the token itself, so take 1 off."""
+    return real.long().cumsum(-1)
+
+
+@positions_from_padding.near_miss("adds-the-padding")
+def _(real):
+    """The padding is added to the position instead of taken off: position = column - padding."""
+    return _arange(real) + (~real).sum(-1, keepdim=True)
+
+
+@positions_from_padding.near_miss("counts-from-the-right")
+def _(real):
+    """The positions run backwards: the first real token of a row is at 0, the last at its length - 1."""
+    return _arange(real).flip(-1).clone()
+
+
+@positions_from_padding.near_miss("eight-bits")
+def _(real):
+    """Sums in eight bits wrap at 256, and positions are int64: count in int64."""
+    return real.to(torch.uint8).cumsum(-1, dtype=torch.uint8).long() - 1
+
+
+# decode_intensity
+
+decode_intensity = Exercise("decode_intensity", ref, see="arithmetic-intensity")
+
+
+def _decode(*args: Any) -> Case:
+    return call(*args).judge(numbers(ref.decode_intensity(*args)))
+
+
+@decode_intensity.group("values", share=2)
+def _(g: Gen):
+    """Counts FLOPs, bytes and FLOPs per byte of one decode step."""
+    yield _decode(3, 5, 2, 2, 1, 2, 8, 2).expect((1824, 688, 1824 / 688)).says("small numbers, by hand")
+    yield _decode(1, 4096, 32, 32, 32, 128, 11008, 2).says("one sequence, plain multi-head attention")
+    yield _decode(16, 8192, 32, 32, 8, 128, 14336, 2).says("a batch, grouped-query attention")
+    heads = g.python.choice([4, 6, 8])
+    yield _decode(g.python.randint(2, 9), g.python.randint(10, 99), 3, heads, 2, 5, 7 * heads, 2).says("a small model")
+
+
+@decode_intensity.group("arguments", share=2)
+def _(g: Gen):
+    """Follows every argument: the batch, the cache's length, layers, heads, widths and bytes."""
+    base = [3, 5, 2, 4, 2, 2, 8, 2]
+    names = ["batch", "seq", "layers", "heads", "kv_heads", "head_dim", "d_ff", "bytes_per_element"]
+    for i, name in enumerate(names):
+        yield _decode(*base[:i], 2 * base[i], *base[i + 1 :]).says(f"{name} doubled")
+    yield _decode(*base[:7], 0.5).says("4 bits: half a byte")
+    yield _decode(1, 1, 1, 1, 1, 1, 1, 1).says("ones")
+    keywords = dict(zip(names, base, strict=True))
+    yield call(**keywords).judge(numbers(ref.decode_intensity(**keywords))).says("by keyword")
+
+
+def _intensity(flops, read):
+    return flops, read, flops / read
+
+
+def _weights(heads, kv_heads, head_dim, d_ff):
+    d = heads * head_dim
+    return d, 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+
+
+@decode_intensity.near_miss("prefill")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """These are the FLOPs of a prefill, of seq tokens per sequence: a decode step pushes one token."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * seq * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("query-heads-in-the-cache")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The cache's bytes are counted with the query heads: it holds kv_heads · head_dim numbers for K and for V."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * d)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("weights-per-sequence")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The weights are read once for every sequence: one read serves the whole batch, which is why batching helps."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * batch * (w + 2 * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("shared-cache")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The cache is read once for the whole batch: weights are shared, but each sequence has its own keys and values."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("one-of-two")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Only one of keys and values is read: the step reads both, so 2 · batch · seq · kv_heads · head_dim numbers."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("multiplications-only")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Only the multiplications are counted: each comes with an addition, so twice as many FLOPs."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (w + 2 * seq * d), read)
+
+
+@decode_intensity.near_miss("full-width-keys")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The projections of K and V are counted as d × d: with fewer kv_heads they are d × kv_heads · head_dim."""
+    d, w = _weights(heads, heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("no-attention-flops")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The FLOPs of the scores and of the weighted sum are left out: 4 · seq · d per token and layer."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * 2 * w, read)
+
+
+@decode_intensity.near_miss("upside-down")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The last number is bytes per FLOP: intensity is FLOPs per byte."""
+    flops, read, _ = ref.decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element)
+    return flops, read, read / flops
+
+
+@decode_intensity.near_miss("kv-heads-in-the-scores")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The scores are counted for the kv heads only: every query head computes its own, whoever shares the keys."""
+    _, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * kv_heads * head_dim), read)

@@ -1,0 +1,257 @@
+"""Grades submissions: runs each one's cells in a sandbox, asks every exercise's questions, reports points and reasons."""
+
+import concurrent.futures
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autograder import catalog, judge
+from autograder.catalog import Chapter, Entry
+from autograder.inside.engine import Raised
+from autograder.judge import GRADING_SEED, Result, run_exercise
+from autograder.sandbox import Limits, Sandbox, Worker
+from autograder.spec import BackendLost
+from autograder.submission import Submission, SubmissionError, read_submission
+
+
+@dataclasses.dataclass
+class ExerciseReport:
+    """What a submission earned in one exercise, and why not more."""
+
+    name: str
+    points: float
+    max_points: float
+    passed: bool
+    near_miss: str | None = None
+    message: str = ""
+    attempted: bool = True
+    see: str = ""
+    groups: list[dict] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class SubmissionReport:
+    """What a submission earned."""
+
+    submission: str
+    exercises: list[ExerciseReport]
+    error: str | None = None
+    remarks: list[str] = dataclasses.field(default_factory=list)
+    elapsed_s: float = 0.0
+    isolated: bool = True
+
+    @property
+    def points(self) -> float:
+        return round(sum(e.points for e in self.exercises), 2)
+
+    @property
+    def max_points(self) -> float:
+        return sum(e.max_points for e in self.exercises)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as the command line prints it."""
+        names = ("name", "points", "max_points", "passed", "near_miss", "message", "groups")
+        exercises = [{name: getattr(e, name) for name in names} for e in self.exercises]
+        return {"submission": self.submission, "points": self.points, "max_points": self.max_points, "error": self.error,
+                "remarks": self.remarks, "elapsed_s": round(self.elapsed_s, 3), "sandboxed": self.isolated,
+                "exercises": exercises}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a run grades."""
+
+    seed: int = GRADING_SEED
+    device: str = "cpu"
+    limits: Limits = Limits()
+
+
+class Grader:
+    """Grades submissions of one chapter, one after the other, with one warm sandbox."""
+
+    def __init__(self, chapter: Chapter, options: Options | None = None):
+        self.chapter = chapter
+        self.options = options or Options()
+        self.sandbox = Sandbox(chapter, self.options.limits, self.options.device)
+        self.exercises = judge.exercises(chapter.stem)
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.sandbox.close()
+
+    def grade_file(self, path: Path, name: str) -> SubmissionReport:
+        """Grades a notebook or Python file; a file that cannot be read is a report with an error."""
+        started = time.monotonic()
+        try:
+            report = self.grade(read_submission(path, self.chapter), name)
+        except SubmissionError as error:
+            report = SubmissionReport(name, [self._nothing(e, "Not graded.") for e in self.chapter.entries], str(error))
+        report.elapsed_s = time.monotonic() - started
+        return report
+
+    def grade(self, submission: Submission, name: str) -> SubmissionReport:
+        """Grades a submission that has been read."""
+        run = _Run(self, submission)
+        try:
+            reports = [run.exercise(entry) for entry in self.chapter.entries]
+        finally:
+            run.close()
+        return SubmissionReport(name, reports, remarks=submission.remarks)
+
+    def _nothing(self, entry: Entry, message: str, attempted: bool = False) -> ExerciseReport:
+        return ExerciseReport(entry.name, 0.0, entry.points, False, message=message, attempted=attempted)
+
+
+class _Run:
+    """One submission being graded: its worker, renewed when it is lost, and what its cells did."""
+
+    def __init__(self, grader: Grader, submission: Submission):
+        self.grader = grader
+        self.sources = dict(submission.sources)
+        self.errors: dict[str, str] = {}
+        self.worker: Worker | None = None
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+    def ready_worker(self) -> Worker:
+        """A live worker in which the cells have run; a cell that takes the worker with it is left out from then on."""
+        while self.worker is None:
+            worker = self.grader.sandbox.start_worker()
+            name = ""
+            try:
+                for name, source in self.sources.items():
+                    worker.allow(self.grader.options.limits.cell_s)
+                    if error := worker.run_cell(name, source):
+                        self.errors[name] = describe_cell_error(error)
+                self.worker = worker
+            except BackendLost as lost:
+                self.errors[name] = f"The cell could not be run. {lost}"
+                del self.sources[name]
+        return self.worker
+
+    def exercise(self, entry: Entry) -> ExerciseReport:
+        """Grades one exercise; whatever happens in it, the next one starts afresh."""
+        grader = self.grader
+        if not self.sources:
+            told = self.errors.get(entry.name) or self.errors.get("file")
+            return grader._nothing(entry, told or "Not attempted.", attempted=told is not None)
+        try:
+            worker = self.ready_worker()
+            worker.allow(grader.options.limits.cell_s)
+            missing = [name for name in entry.functions if name not in worker.defined(entry.functions)]
+        except BackendLost as lost:
+            self.close()
+            return grader._nothing(entry, str(lost), attempted=True)
+        if missing:
+            told = self.errors.get(entry.name) or self.errors.get("file")
+            if told:
+                return grader._nothing(entry, told, attempted=True)
+            tried = entry.name in self.sources
+            words = f"{missing[0]} is not defined by its cell." if tried else "Not attempted."
+            return grader._nothing(entry, words, attempted=tried)
+        exercise = grader.exercises[entry.name]
+        worker.allow(exercise.seconds)
+        result = run_exercise(exercise, worker, grader.options.seed, public=False)
+        if result.lost:
+            self.close()
+        return report_exercise(entry, result, self.errors.get(entry.name))
+
+
+def report_exercise(entry: Entry, result: Result, cell_error: str | None) -> ExerciseReport:
+    """Turns a judged exercise into its report; hidden values never appear in it."""
+    points = result.points(entry.points)
+    message = result.message
+    if cell_error and not result.passed:
+        message = f"{cell_error} {message}".strip()
+    near_miss = result.diagnosis.name if result.diagnosis else None
+    see = result.diagnosis.see if result.diagnosis else result.exercise.see
+    total = sum(group.share for group in result.exercise.groups)
+    first = result.groups[0].passed if result.groups else False
+    groups = []
+    for found in result.groups:
+        complaint = found.first_complaint
+        groups.append({
+            "name": found.group.name,
+            "says": found.group.says,
+            "passed": found.passed,
+            "points": round(entry.points * found.group.share / total, 2) if found.passed and first else 0.0,
+            "max_points": round(entry.points * found.group.share / total, 2),
+            "complaint": complaint[1] if complaint else "",
+        })  # fmt: skip
+    return ExerciseReport(entry.name, points, entry.points, result.passed, near_miss, message, result.attempted,
+                          f"{result.exercise.stem}.html#{see}", groups)  # fmt: skip
+
+
+def describe_cell_error(error: Raised) -> str:
+    """Says that a cell failed when it was run, and where."""
+    where = f" in line {error.line}" if error.line else ""
+    if error.name in ("SyntaxError", "IndentationError", "TabError"):
+        return f"The cell is not Python: {error.name}{where}."
+    return f"The cell raises {error.name}{where} when it is run."
+
+
+# many submissions
+
+_grader: Grader | None = None
+
+
+def _grade_one(stem: str, options: Options, path: str, name: str) -> SubmissionReport:
+    """Grades one file in a pool's process, whose sandbox stays warm between files."""
+    global _grader
+    if _grader is None or _grader.chapter.stem != stem or _grader.options != options:
+        if _grader is not None:
+            _grader.sandbox.close()
+        _grader = Grader(catalog.chapter(stem), options)
+    return _grader.grade_file(Path(path), name)
+
+
+def default_workers(submissions: int) -> int:
+    """As many processes as there are cores, but none for less than a dozen submissions: each has a start-up cost."""
+    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(submissions / 12)))
+
+
+def grade_many(
+    stem: str, files: dict[str, Path], options: Options, executor: concurrent.futures.Executor | None = None, workers: int = 1
+) -> Iterator[SubmissionReport]:
+    """Grades files (by the submission's name) and yields reports as they are finished.
+
+    A process of the pool that dies takes no report with it: what it had not finished is graded again, here.
+    """
+    if executor is None and workers == 1:
+        with Grader(catalog.chapter(stem), options) as grader:
+            for name, path in files.items():
+                yield grader.grade_file(path, name)
+        return
+    pool = executor or process_pool(workers)
+    done: set[str] = set()
+    try:
+        futures = {pool.submit(_grade_one, stem, options, str(path), name): name for name, path in files.items()}
+        for future in concurrent.futures.as_completed(futures):
+            try:
+                report = future.result()
+            except concurrent.futures.process.BrokenProcessPool:
+                continue
+            done.add(futures[future])
+            yield report
+    finally:
+        if executor is None:
+            pool.shutdown(cancel_futures=True)
+    left = {name: path for name, path in files.items() if name not in done}
+    if left:
+        yield from grade_many(stem, left, options)
+
+
+def process_pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    """A pool of processes forked from this one, so that torch and the expected answers are there already."""
+    import multiprocessing
+
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))

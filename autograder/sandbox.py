@@ -1,0 +1,477 @@
+"""Runs students' code behind a wall: bubblewrap around a warm process that forks one locked-down worker per submission.
+
+    grader ──control socket──► bwrap ─► zygote (trusted, torch imported) ─fork─► worker (one submission)
+       └──────────────────────────────data socket (frames of codec)────────────────────┘
+
+bubblewrap gives the zygote no network, no home, a read-only system with nothing of this project in it but the channel's
+own code, and its own process namespace. `inside/zygote.py` says what every worker gives up on top of that.
+"""
+
+import builtins
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyseccomp
+from packaging.requirements import Requirement
+
+from autograder.catalog import Chapter
+from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpacker, frame_lengths
+from autograder.inside.engine import Outcome, Raised
+from autograder.spec import BackendLost, Served
+
+LIBRARIES = ("torch", "numpy", "safetensors", "jaxtyping", "einops")
+INSIDE = Path(__file__).parent / "inside"
+MAX_SERVED_CALLS = 20_000
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot be set up; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one submission may use."""
+
+    memory_bytes: int = 2 << 30
+    cpu_s: int = 240
+    tmp_bytes: int = 64 << 20
+    file_bytes: int = 64 << 20
+    threads: int = 64
+    cell_s: float = 10.0
+
+
+INSTALL = "apt install bubblewrap"
+
+
+def bubblewrap() -> str:
+    """The path of bubblewrap.
+
+    Raises:
+        SandboxError: it is not installed.
+    """
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxError(f"bubblewrap is not installed, and nothing is graded without it; install it with: {INSTALL}")
+    return path
+
+
+def syscall_filter() -> bytes:
+    """Compiles the filter that a worker runs under: threads yes, processes, programs and sockets no."""
+    denied = """
+        execve execveat fork vfork ptrace process_vm_readv process_vm_writev kcmp pidfd_open pidfd_getfd pidfd_send_signal
+        socket socketpair connect bind listen accept accept4 mount umount2 pivot_root chroot move_mount open_tree fsopen
+        fsmount fsconfig fspick mount_setattr unshare setns keyctl add_key request_key bpf perf_event_open userfaultfd
+        io_uring_setup io_uring_enter io_uring_register memfd_create memfd_secret mknod mknodat open_by_handle_at
+        name_to_handle_at quotactl swapon swapoff reboot kexec_load init_module finit_module delete_module acct
+        settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname personality shmget shmat shmctl
+        msgget msgsnd msgrcv semget semop semtimedop mq_open modify_ldt iopl ioperm setrlimit prlimit64 setuid setgid
+        setresuid setresgid landlock_create_ruleset fanotify_init inotify_init inotify_init1 syslog vhangup nfsservctl
+    """
+    errno_eperm, errno_enosys, clone_thread = 1, 38, 0x00010000
+    rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
+    for name in denied.split():
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name this kernel's library does not know
+            if name == "prlimit64":  # reading limits is harmless, setting them is not
+                rules.add_rule(pyseccomp.ERRNO(errno_eperm), name, pyseccomp.Arg(2, pyseccomp.NE, 0))
+            else:
+                rules.add_rule(pyseccomp.ERRNO(errno_eperm), name)
+    only_threads = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, clone_thread, 0)
+    rules.add_rule(pyseccomp.ERRNO(errno_eperm), "clone", only_threads)
+    rules.add_rule(pyseccomp.ERRNO(errno_enosys), "clone3")  # glibc then falls back to clone, whose flags can be read
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+@functools.cache
+def library_paths() -> tuple[Path, ...]:
+    """Files and folders of the libraries that answers may import: torch, numpy and what they need, nothing else."""
+    found: dict[str, set[Path]] = {}
+    queue = list(LIBRARIES)
+    while queue:
+        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
+        if name in found:
+            continue
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        tops = {file.parts[0] for file in distribution.files or () if not file.parts[0].startswith((".", "__pycache__"))}
+        paths = {Path(distribution.locate_file(top)) for top in tops if not top.endswith(".pth")}
+        found[name] = {p for p in paths if p.exists()}
+        for text in distribution.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                queue.append(requirement.name)
+    return tuple(sorted(set().union(*found.values())))
+
+
+def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
+    """The command that starts the zygote behind the wall."""
+    command = [bubblewrap(), "--unshare-user", "--unshare-pid", "--unshare-ipc"]
+    command += ["--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
+    command += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+    for variable, value in {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
+                            "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_CACHE_DIR": "/tmp"}.items():  # fmt: skip
+        command += ["--setenv", variable, value]
+    command += ["--ro-bind", "/usr", "/usr"]
+    for place in ("/lib", "/lib64", "/bin", "/sbin"):
+        if os.path.islink(place):
+            command += ["--symlink", os.readlink(place), place]
+        elif os.path.isdir(place):
+            command += ["--ro-bind", place, place]
+    command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    base = os.path.realpath(sys.base_prefix)
+    if not base.startswith("/usr/") and base != "/usr":
+        command += ["--ro-bind", base, base]
+    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
+    for package in ("course_llm", "autograder", "course-llm"):  # hide copies installed where the system is bound
+        for place in installed_copies(package, (base, "/usr")):
+            command += ["--tmpfs", place]
+    for path in library_paths():
+        command += ["--ro-bind", str(path), f"/site/{path.name}"]
+    if device.startswith("cuda"):
+        for node in sorted(Path("/dev").glob("nvidia*")):
+            command += ["--dev-bind", str(node), str(node)]
+    command += ["--ro-bind", str(files), "/grader", "--chdir", "/", "--remount-ro", "/"]
+    interpreter = os.path.realpath(sys.executable)
+    start = "import sys; sys.path[:0] = ['/grader', '/site']; sys.argv = ['zygote', '%d']; " % control_fd
+    return [*command, "--", interpreter, "-I", "-S", "-c", start + "from autograder.inside.zygote import main; main()"]
+
+
+def installed_copies(package: str, roots: tuple[str, ...]) -> list[str]:
+    """Folders of an installed package that lie below one of the roots."""
+    places = []
+    for entry in {os.path.realpath(p) for p in sys.path if p}:
+        folder = os.path.join(entry, package)
+        if os.path.isdir(folder) and any(folder.startswith(root.rstrip("/") + "/") for root in roots):
+            places.append(folder)
+    return places
+
+
+def write_inside_files(folder: Path, chapter: Chapter) -> None:
+    """Lays out what the sandbox holds of this project: the channel's code, the chapter's given modules, no answers."""
+    package = folder / "autograder"
+    shutil.copytree(INSIDE, package / "inside", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "__init__.py").write_text("")
+    given = folder / "course_llm"
+    given.mkdir()
+    (given / "__init__.py").write_text("")
+    for module in chapter.given_modules:
+        source = importlib.util.find_spec(f"course_llm.{module}").origin
+        shutil.copy(source, given / f"{module}.py")
+    (folder / "seccomp.bpf").write_bytes(syscall_filter())
+    (folder / "template.json").write_text(json.dumps({"sources": [chapter.setup, chapter.given]}))
+
+
+class Sandbox:
+    """One warm sandbox for one chapter; starts one worker at a time."""
+
+    def __init__(self, chapter: Chapter, limits: Limits | None = None, device: str = "cpu", isolate: bool = True):
+        """
+        Args:
+            chapter: whose given modules the answers may use.
+            limits: what a submission may use.
+            device: where the exercises' tensors lie.
+            isolate: False runs the zygote without bubblewrap: only for machines where it cannot be had.
+        """
+        self.limits = limits or Limits()
+        self.device = device
+        self.isolate = isolate
+        self._folder = tempfile.TemporaryDirectory(prefix="course-llm-")
+        write_inside_files(Path(self._folder.name), chapter)
+        self._process: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the sandbox and everything in it."""
+        self._stop()
+        self._folder.cleanup()
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = bubblewrap_command(Path(self._folder.name), theirs.fileno(), self.device)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        theirs.close()
+        self._control = ours
+        ours.settimeout(120)
+        try:
+            ready = ours.recv(65536)
+        except TimeoutError:
+            ready = b""
+        if not ready:
+            self._process.kill()
+            words = self._process.stderr.read().decode(errors="replace").strip()[-800:]
+            self._stop()
+            raise SandboxError(f"the sandbox does not start: {explain(words)}")
+
+    def start_worker(self) -> "Worker":
+        """Forks a fresh worker; restarts the sandbox when it has died."""
+        for attempt in (1, 2):
+            if self._process is None or self._process.poll() is not None:
+                self._stop()
+                self._start()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            order = json.dumps({"order": "start", "limits": dataclasses.asdict(self.limits)}).encode()
+            try:
+                socket.send_fds(self._control, [order], [theirs.fileno()])
+                return Worker(self, ours)
+            except OSError:
+                ours.close()
+                self._stop()
+                if attempt == 2:
+                    raise SandboxError("the sandbox ends as soon as it is started") from None
+            finally:
+                theirs.close()
+        raise AssertionError("unreachable")
+
+    def end_worker(self) -> dict:
+        """Kills the worker and returns the kernel's account of it: status, processor seconds, peak memory."""
+        try:
+            self._control.sendall(b'{"order": "kill"}')
+            self._control.settimeout(20)
+            report = json.loads(self._control.recv(65536))
+        except (OSError, ValueError):
+            self._stop()  # the zygote is gone with its worker; the next one gets a new one
+            report = {"status": -1, "cpu_s": 0.0, "maxrss_kb": 0}
+        return report
+
+
+def explain(words: str) -> str:
+    """Adds the cure to bubblewrap's words where the cause is known."""
+    if "setting up uid map" in words or "No permissions to create" in words or "Creating new namespace failed" in words:
+        return (
+            f"{words} (this machine does not allow user namespaces: on Ubuntu 24.04 and later run "
+            "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, in a container start it with "
+            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`, or grade as root)"
+        )
+    return words or "it ends without a word"
+
+
+class Worker:
+    """One submission's process, as a `Backend`."""
+
+    def __init__(self, sandbox: Sandbox, sock: socket.socket):
+        self.sandbox = sandbox
+        self.sock = sock
+        self.deadline = time.monotonic() + sandbox.limits.cell_s
+        self._served: list[Any] = []
+        self._opaque: list[Any] = []
+        self._alive = True
+        self.report: dict = {}
+
+    def close(self) -> dict:
+        """Ends the worker; returns the kernel's account of it."""
+        if self._alive:
+            self._alive = False
+            self.sock.close()
+            self.report = self.sandbox.end_worker()
+        return self.report
+
+    def allow(self, seconds: float) -> None:
+        """Starts the clock for what comes next."""
+        self.deadline = time.monotonic() + seconds
+
+    def run_cell(self, name: str, source: str) -> Raised | None:
+        """Runs one cell; returns the first error."""
+        self._send(Packer(), {"op": "cell", "name": name, "source": source})
+        answer, _ = self._receive()
+        return self._error(answer.get("error"))
+
+    def defined(self, names: tuple[str, ...]) -> set[str]:
+        """Which of the names the cells have defined."""
+        self._send(Packer(), {"op": "names", "names": list(names)})
+        answer, _ = self._receive()
+        found = answer.get("defined")
+        return set(names) & {n for n in found if isinstance(n, str)} if isinstance(found, list) else set()
+
+    def perform(self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options) -> Outcome:
+        """Performs a step in the worker."""
+        self._served.clear()
+        packer = Packer(special=self._hand_over)
+        request = {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
+                   "kwargs": packer.pack(kwargs or {}), "options": options}  # fmt: skip
+        self._send(packer, request)
+        while True:
+            answer, unpacker = self._receive()
+            if answer.get("op") == "served":
+                self._serve(answer, unpacker)
+                continue
+            error = self._error(answer.get("error"))
+            if error is not None:
+                return Outcome(error=error)
+            try:
+                value = unpacker.unpack(answer["value"])
+                changed = tuple(str(n)[:40] for n in answer.get("changed", ()))
+            except (KeyError, TypeError, ProtocolError) as problem:
+                raise self._lost(f"The answer came back malformed: {problem}.") from None
+            return Outcome(value=self._checked(kind, value), changed=changed)
+
+    def _checked(self, kind: str, value: Any) -> Any:
+        """The parts of a composite answer have the types that the judge relies on, or the worker is lied about."""
+        if kind == "gradient":
+            fits = isinstance(value, dict) and set(value) == {"value", "grads", "detached"}
+            fits = fits and isinstance(value["grads"], tuple) and type(value["detached"]) is int
+        elif kind == "measure":
+            fits = isinstance(value, dict) and set(value) == {"value", "flops", "largest", "saved"}
+            fits = fits and all(type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "saved"))
+        elif kind in ("new", "module", "optimizer", "generator"):
+            fits = isinstance(value, Handle)
+        elif kind == "workdir":
+            fits = isinstance(value, str) and len(value) < 200
+        else:
+            fits = True
+        if not fits:
+            raise self._lost("The answer came back malformed.")
+        return value
+
+    # the channel
+
+    def _hand_over(self, value: Any) -> Any:
+        if isinstance(value, Served):
+            value.reset()
+            self._served.append(value)
+            return {"t": "served", "v": len(self._served) - 1}
+        if type(value).__module__.startswith(("course_llm.", "autograder.")) and not dataclasses.is_dataclass(value):
+            self._opaque.append(value)
+            return {"t": "opaque", "v": len(self._opaque) - 1}
+        return None
+
+    def _resolve(self, node: dict) -> Any:
+        if node["t"] == "opaque":
+            return self._opaque[int(node["v"])] if 0 <= int(node["v"]) < len(self._opaque) else None
+        if node["t"] == "handle" and 0 <= int(node["v"]) < 10_000:
+            return Handle(int(node["v"]))
+        return None
+
+    def _serve(self, request: dict, unpacker: Unpacker) -> None:
+        packer = Packer(special=self._hand_back)
+        try:
+            function = self._served[int(request["v"])]
+            if int(request["v"]) < 0 or function.calls > MAX_SERVED_CALLS:
+                raise ValueError("it is called too often")
+            args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])
+            reply = {"value": packer.pack(function(*args, **kwargs))}
+        except ProtocolError as problem:
+            raise self._lost(f"The answer came back malformed: {problem}.") from None
+        except Exception as error:
+            packer, reply = Packer(), {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        self._send(packer, reply)
+
+    def _hand_back(self, value: Any) -> Any:
+        self._opaque.append(value)
+        return {"t": "opaque", "v": len(self._opaque) - 1}
+
+    def _send(self, packer: Packer, skeleton: Any) -> None:
+        data = memoryview(packer.frame(skeleton))
+        while data:
+            self._wait(select.POLLOUT)
+            try:
+                data = data[self.sock.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise self._lost(None) from None
+
+    def _receive(self) -> tuple[dict, Unpacker]:
+        try:
+            json_bytes, tensor_bytes = frame_lengths(self._exactly(HEADER.size))
+            text, blob = self._exactly(json_bytes), self._exactly(tensor_bytes)
+            unpacker = Unpacker(blob, special=self._resolve, devices={self.device_name(): "cpu"})
+            answer = unpacker.parse(text)
+            if not isinstance(answer, dict):
+                raise ProtocolError("the answer is not an object")
+        except ProtocolError as problem:
+            raise self._lost(f"The answer came back malformed: {problem}.") from None
+        return answer, unpacker
+
+    def device_name(self) -> str:
+        return "cuda:0" if self.sandbox.device == "cuda" else self.sandbox.device
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            self._wait(select.POLLIN)
+            try:
+                part = self.sock.recv(min(1 << 20, count - len(parts)), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                part = b""
+            if not part:
+                raise self._lost(None)
+            parts += part
+        return bytes(parts)
+
+    def _wait(self, event: int) -> None:
+        left = self.deadline - time.monotonic()
+        poll = select.poll()
+        poll.register(self.sock, event)
+        if left <= 0 or not poll.poll(left * 1000):
+            raise self._lost("The time is up: the answer does not come to an end (an endless loop, or far too much work).")
+
+    def _lost(self, reason: str | None) -> BackendLost:
+        report = self.close()
+        return BackendLost(reason or cause_of_death(report))
+
+    def _error(self, error: Any) -> Raised | None:
+        if error is None:
+            return None
+        if not isinstance(error, dict) or not isinstance(error.get("types"), list):
+            raise self._lost("The answer came back malformed.")
+        types = tuple(t for t in error["types"] if isinstance(t, str) and t in BUILTIN_ERRORS)
+        line = error.get("line")
+        line = line if type(line) is int and 0 < line < 100_000 else None
+        return Raised(types or ("Exception",), "said" if error.get("words") is True else "", line)
+
+
+BUILTIN_ERRORS = {n for n, t in vars(builtins).items() if isinstance(t, type) and issubclass(t, BaseException)}
+
+
+def cause_of_death(report: dict) -> str:
+    """Says why a worker's process ended, from the kernel's account of it."""
+    status = report.get("status", -1)
+    if status >= 0 and os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number in (signal.SIGXCPU, signal.SIGKILL):
+            return "The process was stopped: it used more processor time or memory than it may."
+        if number == signal.SIGSYS:
+            return "The process was stopped: it tried something that answers may not do."
+        if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
+            return "The process crashed: it used too much memory, recursed too deeply, or broke the interpreter."
+        return f"The process was stopped by signal {signal.Signals(number).name}."
+    return "The process ended by itself in the middle of a question (it called exit, perhaps)."

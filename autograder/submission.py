@@ -1,0 +1,161 @@
+"""Reads what a student handed in: the source of each exercise's cell, and remarks on what is odd about the file.
+
+Nothing is executed and nothing but text is taken over. Every oddity ends in a remark or an error in one line, never in a
+traceback: a broken submission costs its own points and nobody else's.
+"""
+
+import ast
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autograder.catalog import Chapter
+
+MAX_BYTES = 100 << 20
+MAX_SOURCE_CHARACTERS = 200_000
+
+
+class SubmissionError(ValueError):
+    """A file that cannot be graded; the message says why and what to do."""
+
+
+@dataclasses.dataclass
+class Submission:
+    """The sources to run, by cell name, in the order of the notebook, and remarks."""
+
+    sources: dict[str, str]
+    remarks: list[str] = dataclasses.field(default_factory=list)
+
+
+def read_submission(path: Path, chapter: Chapter) -> Submission:
+    """Reads a notebook or a Python file.
+
+    Raises:
+        SubmissionError: the file is missing, too large, or not what its name says.
+    """
+    text = read_text(path)
+    if path.suffix == ".py":
+        return Submission({"file": text})
+    if path.suffix != ".ipynb":
+        raise SubmissionError(f"{path.name} is neither a notebook (.ipynb) nor a Python file (.py)")
+    return from_notebook(parse_notebook(text, path.name), chapter)
+
+
+def read_text(path: Path) -> str:
+    """Reads a regular file as UTF-8 text.
+
+    Raises:
+        SubmissionError: it is missing, not a regular file, too large, or not text.
+    """
+    try:
+        if path.is_symlink():
+            raise SubmissionError(f"{path.name} is a link to another file; hand in the file itself")
+        if path.is_dir():
+            raise SubmissionError(f"{path.name} is a folder, not a file")
+        if not path.is_file():
+            raise SubmissionError(f"there is no file {path}")
+        if path.stat().st_size > MAX_BYTES:
+            raise SubmissionError(f"{path.name} is larger than {MAX_BYTES >> 20} MB; clear its outputs and save it again")
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SubmissionError(f"{path.name} is not UTF-8 text; save it again from Jupyter") from None
+    except OSError as error:
+        raise SubmissionError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def parse_notebook(text: str, name: str) -> dict:
+    """Parses a notebook's JSON, of any nbformat version that has cells.
+
+    Raises:
+        SubmissionError: it is no notebook.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SubmissionError(f"{name} is not a notebook: its JSON is broken; save it again from Jupyter") from None
+    if isinstance(data, dict) and isinstance(data.get("worksheets"), list):  # nbformat 3
+        sheets = [s for s in data["worksheets"] if isinstance(s, dict)]
+        data["cells"] = [c for s in sheets for c in s.get("cells") or []]
+        for cell in data["cells"]:
+            if isinstance(cell, dict) and "input" in cell:
+                cell["source"] = cell["input"]
+    if not isinstance(data, dict) or not isinstance(data.get("cells"), list):
+        raise SubmissionError(f"{name} is not a notebook: it has no cells")
+    return data
+
+
+def source_of(cell: Any) -> str:
+    """A cell's text, whatever its form."""
+    source = cell.get("source", "") if isinstance(cell, dict) else ""
+    if isinstance(source, list):
+        source = "".join(part for part in source if isinstance(part, str))
+    return source if isinstance(source, str) else ""
+
+
+def grade_id(cell: Any) -> str | None:
+    """The nbgrader id of a cell, or None."""
+    for key in ("metadata", "nbgrader"):
+        cell = cell.get(key) if isinstance(cell, dict) else None
+    found = cell.get("grade_id") if isinstance(cell, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def from_notebook(data: dict, chapter: Chapter) -> Submission:
+    """Finds each exercise's cell by its id; a lost id is made up for by the name that the cell defines."""
+    submission = Submission({})
+    cells = [(grade_id(cell), source_of(cell), cell) for cell in data["cells"]]
+    for entry in chapter.entries:
+        found = [(source, cell) for name, source, cell in cells if name == entry.name]
+        written = [pair for pair in found if pair[0].strip() != entry.starter.strip()]
+        if not written:
+            renamed = [(s, c) for name, s, c in cells if name != entry.name and defines(s, entry.functions)]
+            if renamed and not (found and name_is_taken(renamed, chapter)):
+                submission.remarks.append(f"{entry.name}: its cell is not where it was; the cell that defines it is graded")
+                written = renamed
+        elif len(written) > 1:
+            submission.remarks.append(f"{entry.name}: there are {len(written)} cells with its id; the last one is graded")
+        if not written and not found:
+            submission.remarks.append(f"{entry.name}: its cell is missing")
+        if not written:
+            continue
+        source, cell = written[-1]
+        if isinstance(cell, dict) and cell.get("cell_type") != "code":
+            submission.remarks.append(f"{entry.name}: its cell is no longer a code cell; its text is graded all the same")
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            submission.remarks.append(f"{entry.name}: its cell has over {MAX_SOURCE_CHARACTERS} characters and is not run")
+            continue
+        submission.sources[entry.name] = source
+    return submission
+
+
+def name_is_taken(pairs: list, chapter: Chapter) -> bool:
+    """Whether a cell that defines an exercise's name carries the id of another exercise (an answer may define helpers)."""
+    ids = {entry.name for entry in chapter.entries}
+    return all(grade_id(cell) in ids for _, cell in pairs)
+
+
+def defines(source: str, names: tuple[str, ...]) -> bool:
+    """Whether code defines one of the names at its top level."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name in names for n in tree.body)
+
+
+def class_folder(path: Path, stem: str) -> dict[str, Path]:
+    """The submissions of a folder in nbgrader's layout, `<student>/<assignment>/<notebook>`, by student.
+
+    Raises:
+        SubmissionError: the folder holds none.
+    """
+    found = {}
+    for student in sorted(os.listdir(path)):
+        assignment = path / student / stem
+        if not student.startswith(".") and (path / student).is_dir() and (assignment.is_dir() or assignment.is_symlink()):
+            found[student] = assignment / f"{stem}.ipynb"
+    if not found:
+        raise SubmissionError(f"{path} holds no submissions in the layout <student>/{stem}/{stem}.ipynb")
+    return found
