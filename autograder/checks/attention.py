@@ -19,7 +19,8 @@ def tolerant(case, dtype):
 
 
 def holes(g: Gen, *shape: int, dtype=torch.float32):
-    """An additive mask that hides about half of the keys: at least one is hidden and one is left in every row."""
+    """An additive mask that hides about half of the keys: at least one is hidden and one is left in every
+    row."""
     keys = shape[-1]
     hidden = g.rand(*shape) < 0.4
     lucky = g.ints(0, keys, *shape[:-1], 1)
@@ -116,33 +117,36 @@ def _(g: Gen):
 
 @scaled_dot_product_attention.near_miss("scales-by-value-width")
 def _(q, k, v, mask=None):
-    """The scores are divided by √d_v, but it is the width of queries and keys, d_k, over which the dot product sums.
-    Take d_k from `q`."""
+    """The scores are divided by √d_v, but it is the width of queries and keys, d_k, over which the dot
+    product sums. Take d_k from `q`."""
     return _attend(q @ k.transpose(-2, -1) / math.sqrt(v.shape[-1]), v, mask)
 
 
 @scaled_dot_product_attention.near_miss("divides-by-d-k")
 def _(q, k, v, mask=None):
-    """The scores are divided by d_k itself. A sum of d_k products has a standard deviation of √d_k, so divide by √d_k."""
+    """The scores are divided by d_k itself. A sum of d_k products has a standard deviation of √d_k, so
+    divide by √d_k."""
     return _attend(q @ k.transpose(-2, -1) / q.shape[-1], v, mask)
 
 
 @scaled_dot_product_attention.near_miss("unscaled")
 def _(q, k, v, mask=None):
-    """The scores are not scaled. Divide them by √d_k before the softmax, else wide heads give nearly one-hot weights."""
+    """The scores are not scaled. Divide them by √d_k before the softmax, else wide heads give nearly
+    one-hot weights."""
     return _attend(q @ k.transpose(-2, -1), v, mask)
 
 
 @scaled_dot_product_attention.near_miss("multiplies-by-root")
 def _(q, k, v, mask=None):
-    """The scores are multiplied by √d_k. Divide by it: the scale is there to bring large scores back to order one."""
+    """The scores are multiplied by √d_k. Divide by it: the scale is there to bring large scores back to
+    order one."""
     return _attend(q @ k.transpose(-2, -1) * math.sqrt(q.shape[-1]), v, mask)
 
 
 @scaled_dot_product_attention.near_miss("softmax-over-queries")
 def _(q, k, v, mask=None):
-    """The softmax runs over the queries. Each query spreads its attention over the keys, so its row must sum to 1:
-    normalise over the last axis."""
+    """The softmax runs over the queries. Each query spreads its attention over the keys, so its row must
+    sum to 1: normalise over the last axis."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     scores = scores if mask is None else scores + mask
     return torch.softmax(scores, dim=-2) @ v
@@ -150,37 +154,39 @@ def _(q, k, v, mask=None):
 
 @scaled_dot_product_attention.near_miss("mask-after-softmax")
 def _(q, k, v, mask=None):
-    """The mask is applied after the softmax: hidden keys have already taken their share, and the other weights no
-    longer sum to 1. Add the mask to the scores before the softmax."""
+    """The mask is applied after the softmax: hidden keys have already taken their share, and the other
+    weights no longer sum to 1. Add the mask to the scores before the softmax."""
     weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
     return (weights if mask is None else weights.masked_fill(mask == -INF, 0)) @ v
 
 
 @scaled_dot_product_attention.near_miss("mask-added-to-weights")
 def _(q, k, v, mask=None):
-    """The additive mask is added to the weights, which makes them infinite. Add it to the scores, before the softmax,
-    where -inf turns into a weight of exactly 0."""
+    """The additive mask is added to the weights, which makes them infinite. Add it to the scores, before
+    the softmax, where -inf turns into a weight of exactly 0."""
     weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
     return (weights if mask is None else weights + mask) @ v
 
 
 @scaled_dot_product_attention.near_miss("ignores-the-mask")
 def _(q, k, v, mask=None):
-    """The mask has no effect. Add it to the scores before the softmax: 0 leaves a score as it is, -inf hides the key."""
+    """The mask has no effect. Add it to the scores before the softmax: 0 leaves a score as it is, -inf
+    hides the key."""
     return _attend(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), v, None)
 
 
 @scaled_dot_product_attention.near_miss("mask-inverted")
 def _(q, k, v, mask=None):
-    """The mask is read the wrong way round: in an additive mask 0 means "may attend" and -inf means "may not"."""
+    """The mask is read the wrong way round: in an additive mask 0 means "may attend" and -inf means "may
+    not"."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     return _attend(scores if mask is None else scores.masked_fill(mask == 0, -INF), v, None)
 
 
 @scaled_dot_product_attention.near_miss("softmax-overflows")
 def _(q, k, v, mask=None):
-    """The exponential of a large score overflows (float32 ends at e^88), and inf/inf is NaN. Subtract each row's largest
-    score first, or use `torch.softmax`."""
+    """The exponential of a large score overflows (float32 ends at e^88), and inf/inf is NaN. Subtract each
+    row's largest score first, or use `torch.softmax`."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     powers = (scores if mask is None else scores + mask).exp()
     return powers / powers.sum(-1, keepdim=True) @ v
@@ -188,8 +194,8 @@ def _(q, k, v, mask=None):
 
 @scaled_dot_product_attention.near_miss("two-axes-only")
 def _(q, k, v, mask=None):
-    """This works for a single matrix of keys only: with batch dimensions `k.T` or `transpose(0, 1)` turns the wrong axes.
-    Swap the last two, `k.transpose(-2, -1)`."""
+    """This works for a single matrix of keys only: with batch dimensions `k.T` or `transpose(0, 1)` turns
+    the wrong axes. Swap the last two, `k.transpose(-2, -1)`."""
     return _attend(q @ k.permute(*reversed(range(k.dim()))) / math.sqrt(q.shape[-1]), v, mask)
 
 
@@ -245,24 +251,25 @@ def _(g: Gen):
 
 @split_heads.near_miss("view-without-transpose")
 def _(x, heads):
-    """The shape is right, but `view` alone cuts the numbers up in their order in memory, so a head gets pieces of
-    different positions. Split the last axis into (heads, head_dim) first, then swap the axes of seq and heads."""
+    """The shape is right, but `view` alone cuts the numbers up in their order in memory, so a head gets
+    pieces of different positions. Split the last axis into (heads, head_dim) first, then swap the axes of
+    seq and heads."""
     batch, seq, d_hidden = x.shape
     return x.reshape(batch, heads, seq, d_hidden // heads)
 
 
 @split_heads.near_miss("interleaved-heads")
 def _(x, heads):
-    """The heads are interleaved: head i gets columns i, i + heads, i + 2·heads, … A head owns consecutive columns, so
-    the last axis splits into (heads, head_dim), in this order."""
+    """The heads are interleaved: head i gets columns i, i + heads, i + 2·heads, … A head owns consecutive
+    columns, so the last axis splits into (heads, head_dim), in this order."""
     batch, seq, d_hidden = x.shape
     return x.reshape(batch, seq, d_hidden // heads, heads).permute(0, 3, 1, 2)
 
 
 @split_heads.near_miss("axes-not-swapped")
 def _(x, heads):
-    """The columns are split, but the result is still (batch, seq, heads, head_dim). Swap axes 1 and 2, so that each head
-    has its own (seq, head_dim) matrix."""
+    """The columns are split, but the result is still (batch, seq, heads, head_dim). Swap axes 1 and 2, so
+    that each head has its own (seq, head_dim) matrix."""
     return x.unflatten(-1, (heads, -1))
 
 
@@ -274,8 +281,8 @@ def _(x, heads):
 
 @split_heads.near_miss("keys-layout")
 def _(x, heads):
-    """Each head comes out as (head_dim, seq), the layout of transposed keys. The result is (batch, heads, seq, head_dim);
-    the transpose for the scores comes later."""
+    """Each head comes out as (head_dim, seq), the layout of transposed keys. The result is (batch, heads,
+    seq, head_dim); the transpose for the scores comes later."""
     return x.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1)
 
 
@@ -331,43 +338,45 @@ def _(g: Gen):
 
 @merge_heads.near_miss("reshape-without-transpose")
 def _(x):
-    """The shape is right, but `reshape` alone strings the numbers together head by head, so a row mixes positions. Swap
-    the axes of heads and seq first, then join heads and head_dim."""
+    """The shape is right, but `reshape` alone strings the numbers together head by head, so a row mixes
+    positions. Swap the axes of heads and seq first, then join heads and head_dim."""
     batch, heads, seq, head_dim = x.shape
     return x.reshape(batch, seq, heads * head_dim)
 
 
 @merge_heads.near_miss("view-after-transpose")
 def _(x):
-    """`view` cannot join two axes that are not neighbours in memory, which is so after a transpose. Use `reshape`, or
-    `contiguous()` before `view`."""
+    """`view` cannot join two axes that are not neighbours in memory, which is so after a transpose. Use
+    `reshape`, or `contiguous()` before `view`."""
     batch, heads, seq, head_dim = x.shape
     return x.transpose(1, 2).view(batch, seq, heads * head_dim)
 
 
 @merge_heads.near_miss("interleaved-heads")
 def _(x):
-    """The columns of the heads are interleaved: 0 of head 0, 0 of head 1, … A head's columns stay together, so heads is
-    the slower and head_dim the faster of the two joined axes."""
+    """The columns of the heads are interleaved: 0 of head 0, 0 of head 1, … A head's columns stay together,
+    so heads is the slower and head_dim the faster of the two joined axes."""
     return x.permute(0, 2, 3, 1).flatten(-2)
 
 
 @merge_heads.near_miss("axes-not-joined")
 def _(x):
-    """The axes are swapped to (batch, seq, heads, head_dim), but heads and head_dim are still apart. Join them into one
-    axis of width heads·head_dim."""
+    """The axes are swapped to (batch, seq, heads, head_dim), but heads and head_dim are still apart. Join
+    them into one axis of width heads·head_dim."""
     return x.transpose(1, 2).contiguous()
 
 
 @merge_heads.near_miss("sums-heads")
 def _(x):
-    """The heads are added up. They are concatenated: side by side, each keeps its columns, and w_o mixes them later."""
+    """The heads are added up. They are concatenated: side by side, each keeps its columns, and w_o mixes
+    them later."""
     return x.sum(1)
 
 
 @merge_heads.near_miss("joined-along-seq")
 def _(x):
-    """The heads are strung together along the positions. Join them along the last axis: the number of positions stays."""
+    """The heads are strung together along the positions. Join them along the last axis: the number of
+    positions stays."""
     return x.flatten(1, 2)
 
 
@@ -391,7 +400,8 @@ def mha(
 
 
 def head_by_head(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """Multi-head attention as a sum over heads: projecting the concatenation is adding the projected heads."""
+    """Multi-head attention as a sum over heads: projecting the concatenation is adding the projected
+    heads."""
     blocks = [w.chunk(heads, dim=1) for w in (w_q, w_k, w_v)] + [w_o.chunk(heads, dim=0)]
     masks = [None] * heads if mask is None else [mask[..., h, :, :] for h in range(heads)]
     total = 0
@@ -501,42 +511,43 @@ def _mha(
 
 @multi_head_attention.near_miss("no-output-projection")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The concatenated heads are returned as they are. Multiply them by `w_o`: it mixes the heads and brings the width
-    back to d_hidden."""
+    """The concatenated heads are returned as they are. Multiply them by `w_o`: it mixes the heads and
+    brings the width back to d_hidden."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, project=False)
 
 
 @multi_head_attention.near_miss("weights-transposed")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The weights are transposed, as `torch.nn.Linear` keeps them. Here row vectors are multiplied by the matrices as they
-    are: `x @ w`."""
+    """The weights are transposed, as `torch.nn.Linear` keeps them. Here row vectors are multiplied by the
+    matrices as they are: `x @ w`."""
     return _mha(x_query, x_key, w_q.T, w_k.T, w_v.T, w_o.T, heads, mask)
 
 
 @multi_head_attention.near_miss("scaled-by-all-heads")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The scores are divided by the root of the width of all heads together. Each dot product runs over one head, so
-    divide by √d_k with d_k the width of one head."""
+    """The scores are divided by the root of the width of all heads together. Each dot product runs over one
+    head, so divide by √d_k with d_k the width of one head."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=w_q.shape[-1] ** -0.5)
 
 
 @multi_head_attention.near_miss("scaled-by-model-width")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The scores are divided by √d_hidden. Each dot product runs over the d_k columns of one head, so divide by √d_k."""
+    """The scores are divided by √d_hidden. Each dot product runs over the d_k columns of one head, so
+    divide by √d_k."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=x_query.shape[-1] ** -0.5)
 
 
 @multi_head_attention.near_miss("scaled-by-d-hidden-over-heads")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The scale uses d_hidden/heads for d_k. That is the usual choice of d_k, not a law: read the width of a head off
-    `w_q`."""
+    """The scale uses d_hidden/heads for d_k. That is the usual choice of d_k, not a law: read the width of
+    a head off `w_q`."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=(x_query.shape[-1] / heads) ** -0.5)
 
 
 @multi_head_attention.near_miss("keys-from-query-input")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """Keys and values are made from `x_query`, which is self-attention. In cross-attention they come from `x_key`: a
-    query asks one sequence and is answered by the other."""
+    """Keys and values are made from `x_query`, which is self-attention. In cross-attention they come from
+    `x_key`: a query asks one sequence and is answered by the other."""
     return _mha(x_query, x_query, w_q, w_k, w_v, w_o, heads, mask)
 
 
@@ -548,8 +559,8 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
 
 @multi_head_attention.near_miss("interleaved-heads")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """A head is given every `heads`-th column. Heads are consecutive blocks of columns: split the last axis into
-    (heads, width of a head), in this order."""
+    """A head is given every `heads`-th column. Heads are consecutive blocks of columns: split the last axis
+    into (heads, width of a head), in this order."""
 
     def split(x):
         return x.unflatten(-1, (-1, heads)).movedim(-1, -3)
@@ -559,8 +570,8 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
 
 @multi_head_attention.near_miss("split-without-transpose")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The projections are reshaped to (heads, seq, width) without a transpose, so a head mixes columns of different
-    positions. Split the last axis first, then swap the axes of seq and heads."""
+    """The projections are reshaped to (heads, seq, width) without a transpose, so a head mixes columns of
+    different positions. Split the last axis first, then swap the axes of seq and heads."""
 
     def split(x):
         return x.reshape(*x.shape[:-2], heads, x.shape[-2], -1)
@@ -570,8 +581,8 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
 
 @multi_head_attention.near_miss("merge-without-transpose")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """The heads are joined by a reshape alone, so a row mixes positions. Swap the axes of heads and seq before you join
-    heads and width."""
+    """The heads are joined by a reshape alone, so a row mixes positions. Swap the axes of heads and seq
+    before you join heads and width."""
     q, k, v = (
         (x @ w).unflatten(-1, (heads, -1)).transpose(-2, -3)
         for x, w in ((x_query, w_q), (x_key, w_k), (x_key, w_v))
@@ -582,8 +593,8 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
 
 @multi_head_attention.near_miss("one-wide-head")
 def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
-    """All columns act as one wide head, `heads` has no effect. Split the projections, so that each head has its own
-    softmax."""
+    """All columns act as one wide head, `heads` has no effect. Split the projections, so that each head has
+    its own softmax."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, 1, mask)
 
 
@@ -637,22 +648,24 @@ def _widths(d_hidden, heads, d_k, d_v):
 
 @attention_parameter_count.near_miss("counts-one-head")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """The matrices of a single head are counted. d_k and d_v are the widths of one head: multiply them by `heads`."""
+    """The matrices of a single head are counted. d_k and d_v are the widths of one head: multiply them by
+    `heads`."""
     d_k, d_v = _widths(d_hidden, heads, d_k, d_v)
     return 2 * d_hidden * d_k + 2 * d_hidden * d_v
 
 
 @attention_parameter_count.near_miss("forgets-w-o")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """The output projection `w_o` is missing. There are four matrices; `w_o` has heads·d_v rows and d_hidden columns."""
+    """The output projection `w_o` is missing. There are four matrices; `w_o` has heads·d_v rows and
+    d_hidden columns."""
     d_k, d_v = _widths(d_hidden, heads, d_k, d_v)
     return 2 * d_hidden * heads * d_k + d_hidden * heads * d_v
 
 
 @attention_parameter_count.near_miss("w-o-square")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """`w_o` is counted as d_hidden × d_hidden. Its rows are the concatenated heads: heads·d_v of them, whatever d_hidden
-    is."""
+    """`w_o` is counted as d_hidden × d_hidden. Its rows are the concatenated heads: heads·d_v of them,
+    whatever d_hidden is."""
     d_k, d_v = _widths(d_hidden, heads, d_k, d_v)
     return 2 * d_hidden * heads * d_k + d_hidden * heads * d_v + d_hidden**2
 
@@ -674,7 +687,8 @@ def _(d_hidden, heads, d_k=None, d_v=None):
 
 @attention_parameter_count.near_miss("values-as-wide-as-keys")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """d_v has no effect: w_v and w_o are counted with d_k. Values may have a width of their own, and w_o takes them in."""
+    """d_v has no effect: w_v and w_o are counted with d_k. Values may have a width of their own, and w_o
+    takes them in."""
     d_k, _ = _widths(d_hidden, heads, d_k, d_v)
     return 4 * d_hidden * heads * d_k
 
@@ -688,8 +702,8 @@ def _(d_hidden, heads, d_k=None, d_v=None):
 
 @attention_parameter_count.near_miss("rounds-the-width")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """A width that is not whole is rounded down in silence. Raise a ValueError when d_hidden/heads is needed and not
-    whole."""
+    """A width that is not whole is rounded down in silence. Raise a ValueError when d_hidden/heads is
+    needed and not whole."""
     d_k = d_hidden // heads if d_k is None else d_k
     d_v = d_hidden // heads if d_v is None else d_v
     return 2 * d_hidden * heads * (d_k + d_v)
@@ -697,7 +711,8 @@ def _(d_hidden, heads, d_k=None, d_v=None):
 
 @attention_parameter_count.near_miss("always-wants-whole-heads")
 def _(d_hidden, heads, d_k=None, d_v=None):
-    """An error is raised though both widths are given. d_hidden/heads must be whole only where it is used as a default."""
+    """An error is raised though both widths are given. d_hidden/heads must be whole only where it is used
+    as a default."""
     if d_hidden % heads:
         raise ValueError("d_hidden/heads is not whole")
     d_k, d_v = _widths(d_hidden, heads, d_k, d_v)
@@ -769,30 +784,30 @@ def _angles(seq, d_hidden, base, exponent=2.0, start=0):
 
 @sinusoidal_positions.near_miss("sine-block-then-cosine-block")
 def _(seq, d_hidden, base=10000.0):
-    """All sines come first, then all cosines. Sine and cosine of the same angle are neighbours: even columns hold sines,
-    odd columns cosines."""
+    """All sines come first, then all cosines. Sine and cosine of the same angle are neighbours: even
+    columns hold sines, odd columns cosines."""
     table = _table(seq, d_hidden, _angles(seq, d_hidden, base))
     return torch.cat((table[:, 0::2], table[:, 1::2]), dim=1)
 
 
 @sinusoidal_positions.near_miss("exponent-halved")
 def _(seq, d_hidden, base=10000.0):
-    """The exponent is i/d_hidden with i the number of the pair. It is 2i/d_hidden, so that the last pairs turn almost
-    `base` times slower than the first."""
+    """The exponent is i/d_hidden with i the number of the pair. It is 2i/d_hidden, so that the last pairs
+    turn almost `base` times slower than the first."""
     return _table(seq, d_hidden, _angles(seq, d_hidden, base, exponent=1.0))
 
 
 @sinusoidal_positions.near_miss("exponent-doubled")
 def _(seq, d_hidden, base=10000.0):
-    """The exponent is twice too large: in 2i/d_hidden, i counts pairs. If you count with `arange(0, d_hidden, 2)`, the 2
-    is already in it."""
+    """The exponent is twice too large: in 2i/d_hidden, i counts pairs. If you count with `arange(0,
+    d_hidden, 2)`, the 2 is already in it."""
     return _table(seq, d_hidden, _angles(seq, d_hidden, base, exponent=4.0))
 
 
 @sinusoidal_positions.near_miss("exponent-from-the-column")
 def _(seq, d_hidden, base=10000.0):
-    """The exponent uses the column's own number, so a sine and its cosine turn at different speeds. Both columns of a
-    pair share the exponent 2i/d_hidden."""
+    """The exponent uses the column's own number, so a sine and its cosine turn at different speeds. Both
+    columns of a pair share the exponent 2i/d_hidden."""
     columns = torch.arange(d_hidden, dtype=torch.float64)
     angles = torch.arange(seq, dtype=torch.float64)[:, None] * base ** (-columns / d_hidden)
     if d_hidden % 2:
@@ -943,29 +958,29 @@ def _rope(x, positions, base=10000.0, exponent=2.0, sign=1.0):
 
 @apply_rope.near_miss("ignores-the-positions")
 def _(x, positions, base=10000.0):
-    """The rows are numbered 0, 1, 2, … and `positions` has no effect. A row's angle comes from its own position, which
-    may be any integer."""
+    """The rows are numbered 0, 1, 2, … and `positions` has no effect. A row's angle comes from its own
+    position, which may be any integer."""
     return _rope(x, torch.arange(x.shape[-2]), base)
 
 
 @apply_rope.near_miss("restarts-at-zero")
 def _(x, positions, base=10000.0):
-    """The positions are shifted so that the first one is 0. They are absolute: the first row may stand at position 7, and
-    is rotated by it."""
+    """The positions are shifted so that the first one is 0. They are absolute: the first row may stand at
+    position 7, and is rotated by it."""
     return _rope(x, positions - positions[..., :1], base)
 
 
 @apply_rope.near_miss("rotates-the-other-way")
 def _(x, positions, base=10000.0):
-    """The pairs turn the other way. Column 2i becomes x₀·cos − x₁·sin and column 2i + 1 becomes x₀·sin + x₁·cos: check the
-    two signs."""
+    """The pairs turn the other way. Column 2i becomes x₀·cos − x₁·sin and column 2i + 1 becomes x₀·sin +
+    x₁·cos: check the two signs."""
     return _rope(x, positions, base, sign=-1.0)
 
 
 @apply_rope.near_miss("pairs-the-halves")
 def _(x, positions, base=10000.0):
-    """Column i is paired with column i + head_dim/2, as some libraries do. The RoFormer paper pairs neighbours:
-    columns 2i and 2i + 1."""
+    """Column i is paired with column i + head_dim/2, as some libraries do. The RoFormer paper pairs
+    neighbours: columns 2i and 2i + 1."""
     half = x.shape[-1] // 2
     order = torch.arange(x.shape[-1]).view(2, half).T.flatten()
     return _rope(x[..., order], positions, base)[..., order.argsort()]
@@ -973,8 +988,8 @@ def _(x, positions, base=10000.0):
 
 @apply_rope.near_miss("pairs-left-apart")
 def _(x, positions, base=10000.0):
-    """The pairs are rotated, but all first members come out before all second ones. Put each pair back where it was:
-    columns 2i and 2i + 1."""
+    """The pairs are rotated, but all first members come out before all second ones. Put each pair back
+    where it was: columns 2i and 2i + 1."""
     y = _rope(x, positions, base)
     return torch.cat((y[..., 0::2], y[..., 1::2]), dim=-1)
 
@@ -987,14 +1002,15 @@ def _(x, positions, base=10000.0):
 
 @apply_rope.near_miss("exponent-doubled")
 def _(x, positions, base=10000.0):
-    """The exponent is twice too large: in 2i/head_dim, i counts pairs. If you count with `arange(0, head_dim, 2)`, the 2
-    is already in it."""
+    """The exponent is twice too large: in 2i/head_dim, i counts pairs. If you count with `arange(0,
+    head_dim, 2)`, the 2 is already in it."""
     return _rope(x, positions, base, exponent=4.0)
 
 
 @apply_rope.near_miss("one-angle-for-all-pairs")
 def _(x, positions, base=10000.0):
-    """All pairs turn by the same angle. Pair i turns by position / base^(2i/head_dim): the later, the slower."""
+    """All pairs turn by the same angle. Pair i turns by position / base^(2i/head_dim): the later, the
+    slower."""
     return _rope(x, positions, base, exponent=0.0)
 
 
@@ -1006,14 +1022,15 @@ def _(x, positions, base=10000.0):
 
 @apply_rope.near_miss("shares-positions-across-the-batch")
 def _(x, positions, base=10000.0):
-    """The first row of positions is used for the whole batch. Each element of the batch may have positions of its own:
-    give `positions` one more axis at the end and let it broadcast."""
+    """The first row of positions is used for the whole batch. Each element of the batch may have positions
+    of its own: give `positions` one more axis at the end and let it broadcast."""
     return _rope(x, positions.reshape(-1, positions.shape[-1])[0], base)
 
 
 @apply_rope.near_miss("adds-the-angles")
 def _(x, positions, base=10000.0):
-    """Sines and cosines of the position are added to x. RoPE does not add anything: it rotates each pair of columns."""
+    """Sines and cosines of the position are added to x. RoPE does not add anything: it rotates each pair of
+    columns."""
     table = _rope(
         torch.tensor([0.0, 1.0]).repeat(x.shape[-1] // 2).expand(x.shape), positions, base, sign=-1.0
     )
@@ -1022,8 +1039,8 @@ def _(x, positions, base=10000.0):
 
 @apply_rope.near_miss("angles-in-half-precision")
 def _(x, positions, base=10000.0):
-    """The angles are computed in the dtype of x. bfloat16 counts exactly only to 256, so distant positions collide: compute
-    the angles in float32 and cast the result."""
+    """The angles are computed in the dtype of x. bfloat16 counts exactly only to 256, so distant positions
+    collide: compute the angles in float32 and cast the result."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     dtype = x.dtype if half else torch.float64
     frequencies = (base ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])).to(dtype)
@@ -1152,30 +1169,32 @@ def _norm2(x, w):
 
 @decoder_block.near_miss("post-norm")
 def _(x, weights, heads):
-    """The norms come after the residual additions, as in the original transformer. This block is pre-norm: normalise what
-    goes into attention and feed-forward, and leave the residual stream itself alone."""
+    """The norms come after the residual additions, as in the original transformer. This block is pre-norm:
+    normalise what goes into attention and feed-forward, and leave the residual stream itself alone."""
     x = _norm1(x + _attention(x, weights, heads), weights)
     return _norm2(x + _feed_forward(x, weights), weights)
 
 
 @decoder_block.near_miss("no-attention-residual")
 def _(x, weights, heads):
-    """The residual around the attention is missing: add the attention's output to x instead of replacing x."""
+    """The residual around the attention is missing: add the attention's output to x instead of replacing
+    x."""
     x = _attention(_norm1(x, weights), weights, heads)
     return x + _feed_forward(_norm2(x, weights), weights)
 
 
 @decoder_block.near_miss("no-feed-forward-residual")
 def _(x, weights, heads):
-    """The residual around the feed-forward layer is missing: add its output to what came out of the attention step."""
+    """The residual around the feed-forward layer is missing: add its output to what came out of the
+    attention step."""
     x = x + _attention(_norm1(x, weights), weights, heads)
     return _feed_forward(_norm2(x, weights), weights)
 
 
 @decoder_block.near_miss("residual-from-the-norm")
 def _(x, weights, heads):
-    """The residual adds the normalised x. The residual stream carries x itself; the norm is only for what goes into the
-    attention and the feed-forward layer."""
+    """The residual adds the normalised x. The residual stream carries x itself; the norm is only for what
+    goes into the attention and the feed-forward layer."""
     normed = _norm1(x, weights)
     x = normed + _attention(normed, weights, heads)
     normed = _norm2(x, weights)
@@ -1184,8 +1203,8 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("not-causal")
 def _(x, weights, heads):
-    """Every position sees the whole sequence. A decoder is causal: hide later positions with -inf above the diagonal of
-    the scores."""
+    """Every position sees the whole sequence. A decoder is causal: hide later positions with -inf above the
+    diagonal of the scores."""
     normed = _norm1(x, weights)
     x = x + ref.multi_head_attention(
         normed, normed, weights.w_q, weights.w_k, weights.w_v, weights.w_o, heads
@@ -1195,16 +1214,16 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("sees-one-ahead")
 def _(x, weights, heads):
-    """A position sees the one after it: the mask is off by one. Hide every key with a larger index than the query's
-    (`triu(1)`)."""
+    """A position sees the one after it: the mask is off by one. Hide every key with a larger index than the
+    query's (`triu(1)`)."""
     x = x + _attention(_norm1(x, weights), weights, heads, diagonal=2)
     return x + _feed_forward(_norm2(x, weights), weights)
 
 
 @decoder_block.near_miss("sees-the-future-only")
 def _(x, weights, heads):
-    """The mask is transposed: positions see themselves and later ones. Hide what lies above the diagonal, keys after the
-    query."""
+    """The mask is transposed: positions see themselves and later ones. Hide what lies above the diagonal,
+    keys after the query."""
     normed, future = _norm1(x, weights), torch.full((x.shape[1], x.shape[1]), -INF, dtype=x.dtype).tril(-1)
     x = x + ref.multi_head_attention(
         normed, normed, weights.w_q, weights.w_k, weights.w_v, weights.w_o, heads, future
@@ -1214,15 +1233,16 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("parallel-branches")
 def _(x, weights, heads):
-    """The feed-forward layer reads the block's input. It comes second: it reads the norm of the stream after attention has
-    been added."""
+    """The feed-forward layer reads the block's input. It comes second: it reads the norm of the stream
+    after attention has been added."""
     h = x + _attention(_norm1(x, weights), weights, heads)
     return h + _feed_forward(_norm2(x, weights), weights)
 
 
 @decoder_block.near_miss("one-norm-for-both")
 def _(x, weights, heads):
-    """The first norm's scale and bias are used for both norms. The second one has its own: ln2_scale and ln2_bias."""
+    """The first norm's scale and bias are used for both norms. The second one has its own: ln2_scale and
+    ln2_bias."""
     x = x + _attention(_norm1(x, weights), weights, heads)
     return x + _feed_forward(_norm1(x, weights), weights)
 
@@ -1236,16 +1256,16 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("no-norms")
 def _(x, weights, heads):
-    """Nothing is normalised. Pre-norm means: LayerNorm of x goes into the attention, LayerNorm of the sum into the
-    feed-forward layer."""
+    """Nothing is normalised. Pre-norm means: LayerNorm of x goes into the attention, LayerNorm of the sum
+    into the feed-forward layer."""
     x = x + _attention(x, weights, heads)
     return x + _feed_forward(x, weights)
 
 
 @decoder_block.near_miss("tanh-gelu")
 def _(x, weights, heads):
-    """This is the tanh approximation of GELU. Use the exact one, x·Φ(x) with the normal distribution function Φ
-    (`torch.nn.functional.gelu` without arguments)."""
+    """This is the tanh approximation of GELU. Use the exact one, x·Φ(x) with the normal distribution
+    function Φ (`torch.nn.functional.gelu` without arguments)."""
     x = x + _attention(_norm1(x, weights), weights, heads)
     return x + _feed_forward(_norm2(x, weights), weights, lambda z: F.gelu(z, approximate="tanh"))
 
@@ -1266,7 +1286,8 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("unbiased-variance")
 def _(x, weights, heads):
-    """The variance is divided by n − 1, the default of `torch.var`. LayerNorm divides by n: `correction=0`."""
+    """The variance is divided by n − 1, the default of `torch.var`. LayerNorm divides by n:
+    `correction=0`."""
 
     def norm(x, scale, bias):
         centred = x - x.mean(-1, keepdim=True)
@@ -1278,7 +1299,8 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("epsilon-outside-the-root")
 def _(x, weights, heads):
-    """The norm's epsilon is added to the standard deviation. It belongs inside the root: √(variance + 1e-5)."""
+    """The norm's epsilon is added to the standard deviation. It belongs inside the root: √(variance +
+    1e-5)."""
 
     def norm(x, scale, bias):
         centred = x - x.mean(-1, keepdim=True)
@@ -1290,8 +1312,8 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("scores-scaled-by-d-hidden")
 def _(x, weights, heads):
-    """The scores are divided by √d_hidden. Each head's dot product runs over d_hidden/heads columns: divide by the root of
-    that."""
+    """The scores are divided by √d_hidden. Each head's dot product runs over d_hidden/heads columns: divide
+    by the root of that."""
     # multiplying the queries brings the scale of `multi_head_attention` to the wrong one
     normed = _norm1(x, weights)
     mask = torch.full((x.shape[1], x.shape[1]), -INF, dtype=x.dtype).triu(1)
@@ -1302,7 +1324,7 @@ def _(x, weights, heads):
 
 @decoder_block.near_miss("one-wide-head")
 def _(x, weights, heads):
-    """All columns act as one head, `heads` has no effect. Split queries, keys and values into heads, each with its own
-    softmax."""
+    """All columns act as one head, `heads` has no effect. Split queries, keys and values into heads, each
+    with its own softmax."""
     x = x + _attention(_norm1(x, weights), weights, 1)
     return x + _feed_forward(_norm2(x, weights), weights)
