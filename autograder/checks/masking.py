@@ -29,7 +29,7 @@ def positions(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 # ---------------------------------------------------------------------------------------- causal_mask
 
-causal_mask = Exercise("causal_mask", ref, see="causal-mask")
+causal_mask = Exercise("causal_mask", ref, see="mask-matrix")
 
 
 @causal_mask.group("values", share=2)
@@ -129,7 +129,7 @@ def _(n, dtype=torch.float32):
 
 # ------------------------------------------------------------------------------------- masked_softmax
 
-masked_softmax = Exercise("masked_softmax", ref, see="scores-to-weights")
+masked_softmax = Exercise("masked_softmax", ref, see="masked-weights")
 
 
 def _allowed(g: Gen, *shape: int) -> torch.Tensor:
@@ -354,7 +354,7 @@ def _(scores, mask):
 
 # ------------------------------------------------------------------------------ causal_self_attention
 
-causal_self_attention = Exercise("causal_self_attention", ref, see="causal-self-attention")
+causal_self_attention = Exercise("causal_self_attention", ref, see="masked-self-attention")
 
 
 @causal_self_attention.group("values", share=2)
@@ -609,7 +609,7 @@ def _refuse(queries: int, keys: int) -> None:
 
 # --------------------------------------------------------------------------------------- padding_mask
 
-padding_mask = Exercise("padding_mask", ref, see="padding")
+padding_mask = Exercise("padding_mask", ref, see="padding-mask")
 
 
 @padding_mask.group("values", share=2)
@@ -683,7 +683,7 @@ def _(lengths, seq):
 
 # -------------------------------------------------------------------------------- causal_padding_mask
 
-causal_padding_mask = Exercise("causal_padding_mask", ref, see="causal-padding")
+causal_padding_mask = Exercise("causal_padding_mask", ref, see="causal-padding-mask")
 
 
 @causal_padding_mask.group("values", share=2)
@@ -791,7 +791,7 @@ def _triangle(real: torch.Tensor) -> torch.Tensor:
 
 # -------------------------------------------------------------------------------- sliding_window_mask
 
-sliding_window_mask = Exercise("sliding_window_mask", ref, see="sliding-window")
+sliding_window_mask = Exercise("sliding_window_mask", ref, see="sliding-window-mask")
 
 
 @sliding_window_mask.group("values", share=2)
@@ -907,7 +907,7 @@ def _refuse_window(window: int) -> None:
 
 # -------------------------------------------------------------------------------------- document_mask
 
-document_mask = Exercise("document_mask", ref, see="packing")
+document_mask = Exercise("document_mask", ref, see="document-mask")
 
 
 def _documents(g: Gen, rows: int, seq: int) -> torch.Tensor:
@@ -1033,7 +1033,7 @@ def _square(document_ids: torch.Tensor) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------- prefix_lm_mask
 
-prefix_lm_mask = Exercise("prefix_lm_mask", ref, see="prefix-lm")
+prefix_lm_mask = Exercise("prefix_lm_mask", ref, see="prefix-mask")
 
 
 @prefix_lm_mask.group("values", share=2)
