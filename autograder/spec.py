@@ -270,11 +270,13 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a step cost: FLOPs, elements of the largest tensor made, elements kept for backward."""
+    """What a step cost: FLOPs, elements of the largest tensor made, most elements of the tensors made that were held
+    at one time, most elements that autograd kept for backward at one time."""
 
     value: Any
     flops: int
     largest: int
+    held: int
     saved: int
 
 

@@ -225,9 +225,8 @@ class Engine:
                 outputs = [t for t in tensors_in(value) if t.requires_grad]
                 torch.autograd.backward(outputs, [cotangent(t) for t in outputs])
         plain = clone_tree(value, Tensor.detach)
-        return Outcome(
-            value={"value": plain, "flops": meter.flops, "largest": meter.largest, "saved": meter.saved}
-        )
+        counts = {name: getattr(meter, name) for name in ("flops", "largest", "held", "saved")}
+        return Outcome(value={"value": plain, **counts})
 
     def step_held(self, target: Handle, args: tuple, kwargs: dict) -> Outcome:
         return Outcome(value=elements_held(self.objects[target.id]))

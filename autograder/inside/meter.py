@@ -1,7 +1,8 @@
-"""Counts what an answer costs: FLOPs, the largest tensor made, the elements kept for backward."""
+"""Counts what an answer costs: FLOPs, the largest tensor made, the elements held and kept for backward."""
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -21,32 +22,60 @@ EXTRA_FLOPS = {
 }
 
 
+class Saved:
+    """A tensor that autograd keeps; tells the meter when it is let go."""
+
+    def __init__(self, meter: "Meter", tensor: Tensor):
+        self.tensor = tensor
+        self._meter = meter
+        self._meter.note_saved(tensor, 1)
+
+    def __del__(self):
+        self._meter.note_saved(self.tensor, -1)
+
+
 class Meter(TorchDispatchMode):
     """A context that watches every operation below it, forward and backward.
 
-    `largest` is the element count of the largest tensor that an operation returned (views of arguments aside); `saved`
-    is the number of elements that autograd kept for the backward pass, each storage once.
+    `largest` is the element count of the largest tensor that an operation returned (views of arguments aside); `held` is the
+    most elements of all tensors made that were alive at one time; `saved` is the most that autograd kept for the backward pass
+    at one time, each storage once.
     """
 
     def __init__(self):
         super().__init__()
-        self.largest = 0
-        self._storages: dict[int, int] = {}
+        self.largest = self.held = self.saved = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._alive = 0
+        self._kept: dict[int, int] = {}  # how often autograd keeps a storage
+        self._kept_elements = 0
         self._flops = FlopCounterMode(display=False, custom_mapping=EXTRA_FLOPS)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._on_save, lambda x: x)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: Saved(self, tensor), lambda saved: saved.tensor
+        )
 
     @property
     def flops(self) -> int:
         return self._flops.get_total_flops()
 
-    @property
-    def saved(self) -> int:
-        return sum(self._storages.values())
+    def note_saved(self, tensor: Tensor, change: int) -> None:
+        """Counts a storage when autograd keeps it for the first time, and no more when it lets go for the last."""
+        key = tensor.untyped_storage().data_ptr()
+        before = self._kept.get(key, 0)
+        self._kept[key] = before + change
+        if before == 0 or self._kept[key] == 0:
+            self._kept_elements += change * _elements(tensor)
+            self.saved = max(self.saved, self._kept_elements)
 
-    def _on_save(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = storage.nbytes() // max(1, tensor.element_size())
-        return tensor
+    def _note_made(self, tensor: Tensor) -> None:
+        storage, elements = tensor.untyped_storage(), _elements(tensor)
+        self.largest = max(self.largest, elements)
+        self._made[storage._cdata] = StorageWeakRef(storage), elements
+        self._alive += elements
+        if self._alive > self.held:  # only now it matters which of them are gone
+            self._made = {key: entry for key, entry in self._made.items() if not entry[0].expired()}
+            self._alive = sum(elements for _, elements in self._made.values())
+            self.held = max(self.held, self._alive)
 
     def __enter__(self):
         self._flops.__enter__()
@@ -63,7 +92,10 @@ class Meter(TorchDispatchMode):
         given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given:
-                self.largest = max(
-                    self.largest, tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
-                )
+                self._note_made(tensor)
         return out
+
+
+def _elements(tensor: Tensor) -> int:
+    """Elements of the whole storage that a tensor looks at."""
+    return tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
