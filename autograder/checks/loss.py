@@ -1,0 +1,1273 @@
+"""What is right in the loss chapter: log-probabilities, the loss, its units, teacher forcing, long texts, big vocabularies."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from autograder.spec import HALF, Exercise, Gen, call, scenario, served
+from course_llm import loss as ref
+
+# log_softmax
+
+log_softmax = Exercise("log_softmax", ref, see="log-softmax")
+
+
+@log_softmax.group("values", share=1)
+def _(g: Gen):
+    """Gives the logarithm of the softmax over the last axis, for any number of batch dimensions."""
+    yield (
+        call(g.tensor([0.0, 0.0, math.log(2.0)]))
+        .expect(g.tensor([-math.log(4.0), -math.log(4.0), -math.log(2.0)]))
+        .says("probabilities 1/4, 1/4, 1/2")
+    )
+    yield call(g.tensor([3.0])).expect(g.tensor([0.0])).says("a vocabulary of one token")
+    for shape in [(6,), (3, 5), (2, 3, 5), (2, 2, 3, 4)]:
+        logits = 2 * g.randn(*shape)
+        yield call(logits).expect(F.log_softmax(logits, -1)).says(f"{len(shape) - 1} batch dimensions")
+    yield call(g.randn(5, 3).T).says("logits that are not contiguous")
+
+
+@log_softmax.group("stable", share=1)
+def _(g: Gen):
+    """Stays finite and exact for logits that are large or far apart."""
+    yield call(g.tensor([0.0, 200.0])).expect(g.tensor([-200.0, 0.0])).says("[0, 200]")
+    yield call(g.tensor([-1e4, 1e4, 0.0])).expect(g.tensor([-2e4, 0.0, -1e4])).says("logits of ±10,000")
+    yield call(g.tensor([-1e4, -1e4])).expect(g.tensor([-math.log(2.0)] * 2)).says("all logits at −10,000")
+    yield call(g.tensor([[0.0, 1.0], [1000.0, 1001.0]])).says("rows that lie far from each other")
+    yield call(1000 + g.randn(2, 4, dtype=torch.float64)).says("logits around 1,000")
+    yield call(g.tensor([0.0, 1e5], torch.bfloat16)).says("100,000 in bfloat16")
+    yield call(g.tensor([0.0, 1000.0], torch.float16)).says("1,000 in float16")
+
+
+@log_softmax.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call(g.randn(2, 5, dtype=dtype)).says(str(dtype))
+
+
+@log_softmax.group("gradient", share=1)
+def _(g: Gen):
+    """Is differentiable, also where the softmax underflows."""
+    yield call(g.randn(2, 5)).gradient().says("one batch dimension")
+    yield call(g.randn(2, 2, 3, dtype=torch.float64)).gradient().says("two batch dimensions")
+    yield call(g.tensor([0.0, 200.0, 199.0])).gradient().says("logits far apart")
+    yield call(g.randn(2, 4, dtype=torch.float16)).gradient().says("float16")
+
+
+@log_softmax.near_miss("log-of-softmax")
+def _(logits):
+    """The softmax is computed first and its logarithm taken afterwards. A probability below about 1e-45 is already 0 in
+    float32, and log 0 is −inf. Simplify on paper first: log softmax is x − log Σ exp(x), and no probability is needed."""
+    return logits.softmax(-1).log()
+
+
+@log_softmax.near_miss("raw-exponential")
+def _(logits):
+    """The formula x − log Σ exp(x) is right, but exp overflows above 88 in float32. Subtract the largest logit of each
+    row first: it cancels."""
+    return logits - logits.exp().sum(-1, keepdim=True).log()
+
+
+@log_softmax.near_miss("epsilon-inside-log")
+def _(logits):
+    """A small number is added inside the logarithm. It hides the −inf but gives a wrong value: every probability below the
+    epsilon gets the same log-probability. Subtract the largest logit instead; then there is nothing to hide."""
+    return (logits.softmax(-1) + 1e-9).log()
+
+
+@log_softmax.near_miss("one-maximum-for-all")
+def _(logits):
+    """One maximum is subtracted from all rows. A row that lies far below it underflows. Take the maximum of each row:
+    over the last axis, with keepdim=True."""
+    shifted = logits - logits.max()
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+@log_softmax.near_miss("first-axis")
+def _(logits):
+    """The probabilities sum to 1 down the first axis. The vocabulary is the last axis: normalise over dim=-1."""
+    return F.log_softmax(logits, 0)
+
+
+@log_softmax.near_miss("probabilities")
+def _(logits):
+    """These are the probabilities. Their logarithm is asked for."""
+    return logits.softmax(-1)
+
+
+# cross_entropy
+
+cross_entropy = Exercise("cross_entropy", ref, see="cross-entropy")
+
+
+@cross_entropy.group("values", share=2)
+def _(g: Gen):
+    """Gives the mean negative log-probability of the targets, for any number of batch dimensions."""
+    lecture = g.tensor([0.55, 0.2, 0.15, 0.1]).log()
+    yield call(lecture, g.tensor(0)).expect(g.tensor(-math.log(0.55))).says("one row, probability 0.55")
+    yield (
+        call(g.tensor([[1.0, 1.0, 1.0, 1.0]]), g.tensor([2]))
+        .expect(g.tensor(math.log(4.0)))
+        .says("a uniform model of four tokens")
+    )
+    for shape in [(5,), (2, 3), (2, 2, 3)]:
+        logits, targets = g.randn(*shape, 7), g.ints(0, 7, *shape)
+        want = F.cross_entropy(logits.reshape(-1, 7), targets.reshape(-1))
+        yield call(logits, targets).expect(want).says(f"{len(shape)} batch dimensions")
+    yield call(g.randn(6, 4).T, g.ints(0, 6, 4)).says("logits that are not contiguous")
+    yield call(g.randn(2, 3, 5), g.ints(0, 5, 3, 2).T).says("targets that are not contiguous")
+
+
+@cross_entropy.group("ignored", share=1)
+def _(g: Gen):
+    """Leaves targets equal to ignore_index out of the sum and out of the count."""
+    logits = g.randn(2, 4, 5)
+    yield call(logits, g.tensor([[1, -100, -100, -100], [2, 0, 4, -100]])).says("−100 by default")
+    yield call(logits, g.tensor([[0, 2, 0, 0], [1, 0, 3, 4]]), ignore_index=0).says("token 0 is ignored")
+    yield call(logits, g.tensor([[4, 2, 0, 4], [1, 4, 3, 1]]), 4).says("the last token is ignored")
+    yield call(logits, g.tensor([[99, 2, 0, 99], [1, 99, 3, 4]]), ignore_index=99).says(
+        "an ignore_index above the vocabulary"
+    )
+    yield call(logits[0], g.tensor([3, -1, -1, 4]), ignore_index=-1).says("ignore_index −1")
+    yield call(logits[1], g.tensor([3, 1, 1, 4]), ignore_index=2).says("an ignore_index that no target has")
+
+
+@cross_entropy.group("nothing counts", share=1)
+def _(g: Gen):
+    """Is 0, with gradient 0, when no target counts."""
+    for dtype in (torch.float32, torch.float16):
+        logits = g.randn(3, 4, dtype=dtype)
+        yield (
+            call(logits, g.tensor([-100, -100, -100]))
+            .expect(g.tensor(0.0, dtype))
+            .gradient()
+            .says(f"every target is ignored, {dtype}")
+        )
+    yield (
+        call(g.randn(2, 2, 4), g.tensor([[3, 3], [3, 3]]), ignore_index=3)
+        .gradient()
+        .says("every target is ignored, two batch dimensions")
+    )
+    yield call(g.randn(0, 4), torch.zeros(0).long()).expect(g.tensor(0.0)).says("no row at all")
+
+
+@cross_entropy.group("stable", share=1)
+def _(g: Gen):
+    """Stays exact for logits that are far apart."""
+    yield call(g.tensor([[0.0, 200.0]]), g.tensor([0])).expect(g.tensor(200.0)).says("[0, 200]")
+    yield call(g.tensor([[-1e4, 1e4], [1e4, -1e4]]), g.tensor([0, 0])).expect(g.tensor(1e4)).says("±10,000")
+    yield call(g.tensor([0.0, 200.0, 1.0]), g.tensor(0)).gradient().says("the gradient at [0, 200, 1]")
+
+
+@cross_entropy.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        targets = g.ints(0, 5, 2, 3)
+        targets[0, 1] = -100
+        yield call(g.randn(2, 3, 5, dtype=dtype), targets).says(str(dtype))
+
+
+@cross_entropy.group("gradient", share=1)
+def _(g: Gen):
+    """Is differentiable: (softmax − one-hot) over the targets that count."""
+    yield call(g.randn(4, 5), g.ints(0, 5, 4)).gradient().says("one batch dimension")
+    targets = g.ints(0, 5, 2, 3)
+    targets[1, 1:] = -100
+    yield call(g.randn(2, 3, 5, dtype=torch.float64), targets).gradient().says("with ignored targets")
+    yield call(g.randn(3, 5, dtype=torch.bfloat16), g.ints(0, 5, 3)).gradient().says("bfloat16")
+
+
+def _flat(logits, targets):
+    return logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+
+
+def _terms(logits, targets, ignore_index):
+    """The loss of each row, 0 where the target is ignored."""
+    x, t = _flat(logits, targets)
+    return F.cross_entropy(x, t, ignore_index=ignore_index, reduction="none"), t != ignore_index
+
+
+@cross_entropy.near_miss("ignored-in-denominator")
+def _(logits, targets, ignore_index=-100):
+    """Ignored targets are left out of the sum but still counted in the number that divides it. The mean is over the
+    targets that count: divide by their number."""
+    terms, _ = _terms(logits, targets, ignore_index)
+    return terms.sum() / max(terms.numel(), 1)
+
+
+@cross_entropy.near_miss("sum")
+def _(logits, targets, ignore_index=-100):
+    """This is the sum over the targets. The mean is asked for: divide by the number of targets that count."""
+    return _terms(logits, targets, ignore_index)[0].sum()
+
+
+@cross_entropy.near_miss("nan-when-nothing-counts")
+def _(logits, targets, ignore_index=-100):
+    """When no target counts, the mean is 0/0, which is NaN, and NaN poisons every weight. Clamp the count to at least 1:
+    then the loss and its gradient are 0."""
+    return F.cross_entropy(*_flat(logits, targets), ignore_index=ignore_index)
+
+
+@cross_entropy.near_miss("mean-of-row-means")
+def _(logits, targets, ignore_index=-100):
+    """The mean is taken in each row and then over the rows. Rows with many ignored targets then weigh too much. Sum over
+    all targets that count, and divide once."""
+    terms, counted = _terms(logits, targets, ignore_index)
+    terms, counted = terms.reshape(targets.shape), counted.reshape(targets.shape)
+    if targets.dim() == 0:
+        return terms
+    return (terms.sum(-1) / counted.sum(-1).clamp(min=1)).sum() / max(terms[..., 0].numel(), 1)
+
+
+@cross_entropy.near_miss("always-minus-100")
+def _(logits, targets, ignore_index=-100):
+    """Only −100 is ignored, whatever ignore_index says. Compare the targets with the argument."""
+    x, t = _flat(logits, targets)
+    counted = t != -100
+    nll = -x.log_softmax(-1).gather(-1, t.masked_fill(~counted, 0)[:, None])[:, 0] * counted
+    return nll.sum() / counted.sum().clamp(min=1)
+
+
+@cross_entropy.near_miss("ignored-become-token-0")
+def _(logits, targets, ignore_index=-100):
+    """Ignored targets are replaced by token 0 so that they can be looked up, and then counted as if token 0 were right.
+    Set their loss to 0 after the look-up, and leave them out of the count."""
+    x, t = _flat(logits, targets)
+    nll = -x.log_softmax(-1).gather(-1, t.masked_fill(t == ignore_index, 0)[:, None])
+    return nll.sum() / max(nll.numel(), 1)
+
+
+@cross_entropy.near_miss("log-of-softmax", see="log-softmax")
+def _(logits, targets, ignore_index=-100):
+    """The softmax is computed first and its logarithm taken afterwards: a target of very small probability costs inf. Use
+    the stable log_softmax."""
+    x, t = _flat(logits, targets)
+    counted = t != ignore_index
+    picked = x.softmax(-1).gather(-1, t.masked_fill(~counted, 0)[:, None])[:, 0].log()
+    return -picked.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+@cross_entropy.near_miss("bits", see="nats-and-bits")
+def _(logits, targets, ignore_index=-100):
+    """This loss is in bits: the logarithm has base 2. Training losses are in nats, with the natural logarithm."""
+    return ref.cross_entropy(logits, targets, ignore_index) / math.log(2)
+
+
+# shift_for_next_token
+
+shift_for_next_token = Exercise("shift_for_next_token", ref, see="shifting")
+
+
+@shift_for_next_token.group("values", share=2)
+def _(g: Gen):
+    """Pairs each token with the token that follows it."""
+    yield (
+        call(g.tensor([[1, 2, 3], [4, 5, 6]]))
+        .expect((g.tensor([[1, 2], [4, 5]]), g.tensor([[2, 3], [5, 6]])))
+        .says("two texts of three tokens")
+    )
+    yield call(g.perm(15).reshape(3, 5)).says("a batch of three")
+    yield call(g.perm(16).reshape(4, 4)).says("as many rows as tokens")
+    yield call(g.perm(12).reshape(6, 2).T).says("ids that are not contiguous")
+
+
+@shift_for_next_token.group("edges", share=1)
+def _(g: Gen):
+    """Handles one text, two tokens, one token, and other integer types."""
+    yield call(g.perm(6)[None]).says("a batch of one")
+    yield call(g.perm(4).reshape(2, 2)).says("texts of two tokens")
+    yield call(g.perm(3)[:, None]).says("texts of one token have no pair")
+    yield call(g.perm(6).reshape(2, 3).to(torch.int32)).says("int32 ids stay int32")
+
+
+@shift_for_next_token.near_miss("unshifted")
+def _(ids):
+    """Inputs and targets are both the whole text, so each token is its own target and the model learns to copy. Drop the
+    last token of the inputs and the first of the targets."""
+    return ids, ids
+
+
+@shift_for_next_token.near_miss("wrong-way")
+def _(ids):
+    """The targets are the tokens before the inputs: this trains a model to predict the past. The target is the token that
+    comes next."""
+    return ids[:, 1:], ids[:, :-1]
+
+
+@shift_for_next_token.near_miss("same-slice")
+def _(ids):
+    """The inputs are shortened, and the targets in the same way, so each token is its own target. The targets begin one
+    token later."""
+    return ids[:, :-1], ids[:, :-1]
+
+
+@shift_for_next_token.near_miss("shifts-the-batch")
+def _(ids):
+    """The slice is taken along the batch: it pairs one text with another. Shift along the second axis, inside each
+    text."""
+    return ids[:-1], ids[1:]
+
+
+@shift_for_next_token.near_miss("rolled")
+def _(ids):
+    """The targets wrap round: the last token is asked to predict the first. The last token has no target here; drop it
+    from the inputs."""
+    return ids, ids.roll(-1, 1)
+
+
+# next_token_loss
+
+next_token_loss = Exercise("next_token_loss", ref, see="shifting")
+
+
+@next_token_loss.group("values", share=2)
+def _(g: Gen):
+    """Scores each token by the logits of the position before it, and takes the mean."""
+    logits, ids = g.randn(2, 5, 7), g.ints(0, 7, 2, 5)
+    want = F.cross_entropy(logits[:, :-1].reshape(-1, 7), ids[:, 1:].reshape(-1))
+    yield call(logits, ids).expect(want).says("a batch of two, no padding")
+    yield call(g.randn(1, 4, 5), g.ints(0, 5, 1, 4)).says("a batch of one")
+    yield call(g.randn(3, 2, 4), g.ints(0, 4, 3, 2)).says("texts of two tokens")
+    yield call(g.randn(2, 4, 3), g.tensor([[0, 1, 0, 2], [0, 0, 2, 1]]), pad_id=None).says(
+        "without pad_id, token 0 counts like any other"
+    )
+    yield call(g.randn(4, 3, 6).transpose(0, 1), g.ints(0, 6, 4, 3).T).says(
+        "arguments that are not contiguous"
+    )
+
+
+@next_token_loss.group("padding", share=1)
+def _(g: Gen):
+    """Leaves padded targets out, and only those: a token after padding is still a target."""
+    logits = g.randn(3, 5, 6)
+    yield call(logits, g.tensor([[1, 2, 5, 5, 5], [3, 1, 4, 2, 5], [2, 2, 1, 5, 5]]), 5).says(
+        "padding on the right, texts of unequal length"
+    )
+    yield call(logits, g.tensor([[0, 0, 0, 2, 3], [0, 1, 4, 2, 5], [3, 2, 1, 5, 5]]), pad_id=0).says(
+        "padding on the left with token 0"
+    )
+    yield call(logits, g.tensor([[1, 3, 2, 3, 4], [3, 3, 3, 3, 3], [5, 3, 3, 2, 1]]), pad_id=3).says(
+        "padding inside, and a row of padding alone"
+    )
+    yield call(logits, g.tensor([[1, 3, 2, 3, 4], [3, 3, 2, 1, 3], [5, 3, 3, 2, 1]]), pad_id=0).says(
+        "a pad_id that does not occur"
+    )
+
+
+@next_token_loss.group("nothing left", share=1)
+def _(g: Gen):
+    """Is 0 when no target is left."""
+    yield call(g.randn(2, 1, 4), g.ints(0, 4, 2, 1)).expect(g.tensor(0.0)).says("texts of one token")
+    yield (
+        call(g.randn(2, 3, 4), g.tensor([[1, 2, 2], [2, 2, 2]]), pad_id=2)
+        .expect(g.tensor(0.0))
+        .says("padding behind the first token")
+    )
+
+
+@next_token_loss.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call(g.randn(2, 4, 5, dtype=dtype), g.ints(0, 5, 2, 4), pad_id=1).says(str(dtype))
+
+
+@next_token_loss.group("gradient", share=1)
+def _(g: Gen):
+    """Is differentiable in the logits."""
+    yield call(g.randn(2, 4, 5), g.ints(0, 5, 2, 4)).gradient().says("no padding")
+    ids = g.tensor([[1, 0, 2, 4, 4], [3, 1, 4, 4, 4]])
+    yield call(g.randn(2, 5, 5, dtype=torch.float64), ids, pad_id=4).gradient().says("padding")
+    yield call(g.randn(2, 4, 5, dtype=torch.float16), g.ints(0, 5, 2, 4)).gradient().says("float16")
+
+
+def _mean(logits, targets, counted):
+    """The mean loss over the counted targets, 0 when there is none."""
+    log_probs = ref.log_softmax(logits.double() if logits.dtype == torch.float64 else logits.float())
+    nll = -log_probs.gather(-1, targets[..., None])[..., 0]
+    return (nll.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)).to(logits.dtype)
+
+
+def _not_pad(targets, pad_id):
+    return torch.ones_like(targets, dtype=torch.bool) if pad_id is None else targets != pad_id
+
+
+@next_token_loss.near_miss("no-shift")
+def _(logits, ids, pad_id=None):
+    """Each token is scored by the logits of its own position, which have already read it: this rewards copying. Score
+    token t + 1 by the logits at t."""
+    return _mean(logits, ids, _not_pad(ids, pad_id))
+
+
+@next_token_loss.near_miss("double-shift")
+def _(logits, ids, pad_id=None):
+    """The targets are shifted twice, so the model is asked for the token after the next. Shift once: logits without the
+    last position, ids without the first."""
+    return _mean(logits[:, :-2], ids[:, 2:], _not_pad(ids[:, 2:], pad_id))
+
+
+@next_token_loss.near_miss("wrong-way")
+def _(logits, ids, pad_id=None):
+    """Logits and ids are shifted the wrong way: each position is asked for the token before it. Drop the last logits and
+    the first id."""
+    return _mean(logits[:, 1:], ids[:, :-1], _not_pad(ids[:, :-1], pad_id))
+
+
+@next_token_loss.near_miss("padding-counted")
+def _(logits, ids, pad_id=None):
+    """Padded targets are scored like words. The loss then depends on how long the longest text of the batch is. Leave
+    targets equal to pad_id out of the mean."""
+    return _mean(logits[:, :-1], ids[:, 1:], _not_pad(ids[:, 1:], None))
+
+
+@next_token_loss.near_miss("padding-in-denominator")
+def _(logits, ids, pad_id=None):
+    """Padded targets are left out of the sum but still counted in the number that divides it. Divide by the number of
+    real targets."""
+    counted = _not_pad(ids[:, 1:], pad_id)
+    return _mean(logits[:, :-1], ids[:, 1:], counted) * (counted.sum() / max(counted.numel(), 1))
+
+
+@next_token_loss.near_miss("padded-inputs-dropped")
+def _(logits, ids, pad_id=None):
+    """A position is left out when its input is padding. What counts is its target: the first word after padding on the
+    left is a target, and padding after the last word is not."""
+    return _mean(logits[:, :-1], ids[:, 1:], _not_pad(ids[:, :-1], pad_id))
+
+
+@next_token_loss.near_miss("pad-id-0-is-false")
+def _(logits, ids, pad_id=None):
+    """With pad_id=0 nothing is ignored, because `if pad_id:` is false for 0. Write `if pad_id is not None:`."""
+    return _mean(logits[:, :-1], ids[:, 1:], _not_pad(ids[:, 1:], pad_id or None))
+
+
+@next_token_loss.near_miss("mean-of-row-means", see="averages-of-averages")
+def _(logits, ids, pad_id=None):
+    """The mean is taken in each text and then over the texts, so a token of a short text weighs more. Sum over all real
+    targets of the batch, and divide once."""
+    counted = _not_pad(ids[:, 1:], pad_id)
+    rows = zip(logits[:, :-1], ids[:, 1:], counted, strict=True)
+    return torch.stack([_mean(x, t, c) for x, t, c in rows]).mean()
+
+
+@next_token_loss.near_miss("nan-when-nothing-is-left")
+def _(logits, ids, pad_id=None):
+    """When no target is left, the mean is 0/0, which is NaN. Clamp the number of targets to at least 1: the loss is then
+    0."""
+    targets = ids[:, 1:].masked_fill(~_not_pad(ids[:, 1:], pad_id), -100)
+    return F.cross_entropy(*_flat(logits[:, :-1], targets))
+
+
+# sequence_log_prob
+
+sequence_log_prob = Exercise("sequence_log_prob", ref, see="chain-rule")
+
+
+@sequence_log_prob.group("values", share=2)
+def _(g: Gen):
+    """Sums the log-probability of each token but the first, one number per row."""
+    quarter = g.tensor([[[0.0, 0.0, math.log(2.0)]] * 3])
+    yield call(quarter, g.tensor([[0, 2, 1]])).expect(g.tensor([-math.log(8.0)])).says("1/2 times 1/4")
+    for batch, seq in [(1, 4), (3, 5), (4, 2)]:
+        yield call(g.randn(batch, seq, 6), g.ints(0, 6, batch, seq)).says(f"a batch of {batch}")
+    yield call(g.randn(5, 3, 4).transpose(0, 1), g.ints(0, 4, 5, 3).T).says(
+        "arguments that are not contiguous"
+    )
+
+
+@sequence_log_prob.group("law and limits", share=1)
+def _(g: Gen):
+    """Is a probability: over all continuations it sums to 1. Long texts do not underflow."""
+    table = g.randn(97, 3)
+    texts = g.tensor([[1, *rest] for rest in itertools.product(range(3), repeat=3)])
+
+    def law(s):
+        """Over all continuations of three tokens."""
+        log_probs = s.call("sequence_log_prob", _causal_logits(table, texts), texts)
+        s.require_close(log_probs.exp().sum(), g.tensor(1.0), "the probabilities do not sum to 1", atol=1e-4)
+
+    yield scenario(law)
+    yield call(g.randn(2, 1, 5), g.ints(0, 5, 2, 1)).expect(torch.zeros(2)).says("texts of one token")
+    yield call(g.randn(2, 80, 20), g.ints(0, 20, 2, 80)).says(
+        "80 tokens: the probability itself is 0 in float32"
+    )
+    yield (
+        call(g.tensor([[[0.0, 200.0], [0.0, 0.0]]]), g.tensor([[1, 0]]))
+        .expect(g.tensor([-200.0]))
+        .says("logits far apart")
+    )
+
+
+@sequence_log_prob.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call(g.randn(2, 3, 4, dtype=dtype), g.ints(0, 4, 2, 3)).says(str(dtype))
+
+
+@sequence_log_prob.group("gradient", share=1)
+def _(g: Gen):
+    """Is differentiable in the logits."""
+    yield call(g.randn(2, 4, 5), g.ints(0, 5, 2, 4)).gradient().says("a batch of two")
+    yield call(g.randn(3, 3, 4, dtype=torch.float64), g.ints(0, 4, 3, 3)).gradient().says("float64")
+
+
+def _log_probs_of_next(logits, ids):
+    return ref.log_softmax(logits[:, :-1]).gather(-1, ids[:, 1:, None])[..., 0]
+
+
+@sequence_log_prob.near_miss("mean-for-sum")
+def _(logits, ids):
+    """This is the mean log-probability per token. The chain rule multiplies the probabilities of all tokens, so their
+    logarithms are summed."""
+    picked = _log_probs_of_next(logits, ids)
+    return picked.sum(-1) / max(picked.shape[1], 1)
+
+
+@sequence_log_prob.near_miss("includes-first-token")
+def _(logits, ids):
+    """Every token is looked up at its own position, the first one too. The logits at t speak of token t + 1: the first
+    token is given, and the last logits have nothing to score."""
+    return ref.log_softmax(logits).gather(-1, ids[..., None])[..., 0].sum(-1)
+
+
+@sequence_log_prob.near_miss("sums-over-the-batch")
+def _(logits, ids):
+    """The sum runs over the whole batch. Each row is a text of its own: sum over the positions only."""
+    return _log_probs_of_next(logits, ids).sum()
+
+
+@sequence_log_prob.near_miss("loss-sign")
+def _(logits, ids):
+    """The sign is that of a loss. A log-probability is at most 0."""
+    return -_log_probs_of_next(logits, ids).sum(-1)
+
+
+@sequence_log_prob.near_miss("product-then-log")
+def _(logits, ids):
+    """The probabilities are multiplied and the logarithm is taken at the end. The product of a long text is 0 in float32.
+    Add logarithms instead."""
+    return _log_probs_of_next(logits, ids).exp().prod(-1).log()
+
+
+@sequence_log_prob.near_miss("probability")
+def _(logits, ids):
+    """This is the probability itself. Its logarithm is asked for: a long text's probability is 0 in float32."""
+    return _log_probs_of_next(logits, ids).sum(-1).exp()
+
+
+# perplexity
+
+perplexity = Exercise("perplexity", ref, see="perplexity")
+
+
+@perplexity.group("values", share=2)
+def _(g: Gen):
+    """Exponentiates the mean over all tokens, whatever batches they came in."""
+    yield (
+        call(g.tensor([1.0, 12.0]), g.tensor([1, 3]))
+        .expect(g.tensor(math.exp(13 / 4)))
+        .says("13 nats over 4 tokens")
+    )
+    yield (
+        call(math.log(50.0) * g.tensor([3.0, 5.0]), g.tensor([3, 5]))
+        .expect(g.tensor(50.0))
+        .says("a uniform model of 50 tokens")
+    )
+    yield call(g.tensor([7.0]), g.tensor([4])).expect(g.tensor(math.exp(7 / 4))).says("one batch")
+    for batches in (3, 6):
+        counts = g.ints(1, 40, batches)
+        counts[0] = 3
+        yield call(counts * (0.5 + 2 * g.rand(batches)), counts).says(f"{batches} batches of unequal size")
+
+
+@perplexity.group("empty batches", share=1)
+def _(g: Gen):
+    """A batch without tokens changes nothing."""
+    yield (
+        call(g.tensor([6.0, 0.0, 2.0]), g.tensor([4, 0, 1]))
+        .expect(g.tensor(math.exp(8 / 5)))
+        .says("in the middle")
+    )
+    yield call(g.tensor([0.0, 0.0, 3.0]), g.tensor([0, 0, 2])).says("twice at the start")
+
+
+@perplexity.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype of the sums and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call((3 * g.rand(4) + 0.5).to(dtype), g.tensor([2, 5, 1, 4])).says(str(dtype))
+
+
+@perplexity.group("gradient", share=1)
+def _(g: Gen):
+    """Is differentiable in the sums."""
+    yield call(5 * g.rand(3), g.tensor([2, 0, 5])).gradient().says("three batches")
+    yield call(5 * g.rand(2, dtype=torch.float64), g.tensor([3, 4])).gradient().says("float64")
+
+
+@perplexity.near_miss("mean-of-means", see="averages-of-averages")
+def _(nll_sums, token_counts):
+    """The mean is taken in each batch and then over the batches. A small batch weighs as much as a large one, and an empty
+    one gives NaN. Divide the sum of all nats by the number of all tokens."""
+    return (nll_sums / token_counts).mean().exp()
+
+
+@perplexity.near_miss("mean-of-perplexities", see="averages-of-averages")
+def _(nll_sums, token_counts):
+    """The perplexities of the batches are averaged. The exponential is not linear, so this is too high. Average the nats
+    over all tokens first, then exponentiate once."""
+    return (nll_sums / token_counts).exp().mean()
+
+
+@perplexity.near_miss("weighted-perplexities", see="averages-of-averages")
+def _(nll_sums, token_counts):
+    """The perplexities of the batches are averaged with their token counts as weights. The weights are right, the order is
+    not: average the nats, then exponentiate once."""
+    each = (nll_sums / token_counts.clamp(min=1)).exp()
+    return (each * token_counts).sum() / token_counts.sum()
+
+
+@perplexity.near_miss("not-exponentiated")
+def _(nll_sums, token_counts):
+    """This is the mean loss in nats. The perplexity is its exponential."""
+    return nll_sums.sum() / token_counts.sum()
+
+
+@perplexity.near_miss("base-2", see="nats-and-bits")
+def _(nll_sums, token_counts):
+    """2 is raised to a number of nats. The sums are in nats, so the base is e; 2 belongs to bits."""
+    return 2 ** (nll_sums.sum() / token_counts.sum())
+
+
+@perplexity.near_miss("divides-by-batches")
+def _(nll_sums, token_counts):
+    """The sum is divided by the number of batches. The mean is per token: divide by the number of all tokens."""
+    return nll_sums.mean().exp()
+
+
+# bits_per_byte
+
+bits_per_byte = Exercise("bits_per_byte", ref, see="bits-per-byte")
+
+
+@bits_per_byte.group("ASCII", share=1)
+def _(g: Gen):
+    """Turns nats into bits and divides by the number of bytes."""
+    yield call(g.tensor(8 * math.log(2.0)), "aorta").expect(g.tensor(8 / 5)).says("8 bits over 5 bytes")
+    yield call(9 * g.rand() + 2, "Marfan syndrome affects the aorta.").says("a sentence")
+    yield call(9 * g.rand() + 2, "  a tall stature\n\n").says("spaces and line ends are bytes")
+    yield call(g.rand() + 2, " ").says("a text that is one space")
+
+
+@bits_per_byte.group("other characters", share=1)
+def _(g: Gen):
+    """Counts UTF-8 bytes, of which a character has one to four."""
+    yield (
+        call(g.tensor(16 * math.log(2.0)), "α 🧬\n").expect(g.tensor(2.0)).says("Greek and an emoji: 8 bytes")
+    )
+    yield call(9 * g.rand() + 2, "Sjögren, β-thalassaemia, 肝臓").says("accents, Greek, Chinese")
+    yield call(9 * g.rand() + 2, "Ménière").says("an accent as a character of its own")
+
+
+@bits_per_byte.group("dtypes and gradient", share=1)
+def _(g: Gen):
+    """Keeps the dtype and the gradient."""
+    for dtype in (*HALF, torch.float64):
+        yield call(5 * g.rand(dtype=dtype) + 2, "cell").says(str(dtype))
+    yield call(5 * g.rand() + 2, "μ-cell").gradient().says("the gradient")
+
+
+@bits_per_byte.group("errors", share=1)
+def _(g: Gen):
+    """Refuses an empty text."""
+    yield call(g.tensor(0.0), "").raises(ValueError).says("no text, no loss")
+    yield call(g.tensor(3.0), "").raises(ValueError).says("no text")
+
+
+def _needs_text(text):
+    if not text:
+        raise ValueError("bits_per_byte needs a text, got an empty one")
+
+
+@bits_per_byte.near_miss("over-characters")
+def _(nll_sum, text):
+    """The division is by characters. A Greek letter has two bytes and an emoji four: divide by len(text.encode("utf-8"))."""
+    _needs_text(text)
+    return nll_sum / math.log(2) / len(text)
+
+
+@bits_per_byte.near_miss("over-words")
+def _(nll_sum, text):
+    """The division is by words, or by tokens. Their number depends on the tokenizer; the number of bytes does not."""
+    _needs_text(text)
+    return nll_sum / math.log(2) / max(len(text.split()), 1)
+
+
+@bits_per_byte.near_miss("nats-per-byte", see="nats-and-bits")
+def _(nll_sum, text):
+    """This is in nats. A bit is ln 2 ≈ 0.69 nats: divide by ln 2."""
+    _needs_text(text)
+    return nll_sum / len(text.encode())
+
+
+@bits_per_byte.near_miss("multiplied-by-ln-2", see="nats-and-bits")
+def _(nll_sum, text):
+    """The nats are multiplied by ln 2. A nat is more than a bit (1.44 of them), so the number grows: divide by ln 2."""
+    _needs_text(text)
+    return nll_sum * math.log(2) / len(text.encode())
+
+
+@bits_per_byte.near_miss("sixteen-bit-characters")
+def _(nll_sum, text):
+    """The bytes are those of UTF-16, where a letter has two. Texts are stored and compared in UTF-8."""
+    _needs_text(text)
+    return nll_sum / math.log(2) / len(text.encode("utf-16-le"))
+
+
+@bits_per_byte.near_miss("empty-text-accepted")
+def _(nll_sum, text):
+    """An empty text has no bytes, and the division gives inf or NaN without a word. Raise a ValueError that says so."""
+    return nll_sum / torch.tensor(math.log(2) * len(text.encode()), dtype=nll_sum.dtype)
+
+
+# cross_entropy_gradient
+
+cross_entropy_gradient = Exercise("cross_entropy_gradient", ref, see="loss-gradient")
+
+
+@cross_entropy_gradient.group("values", share=2)
+def _(g: Gen):
+    """Is (softmax − one-hot)/n."""
+    yield (
+        call(g.tensor([[0.0, 0.0, math.log(2.0)], [0.0, 0.0, 0.0]]), g.tensor([2, 0]))
+        .expect(g.tensor([[0.125, 0.125, -0.25], [-1 / 3, 1 / 6, 1 / 6]]))
+        .says("two rows by hand")
+    )
+    for n, vocab in [(1, 5), (6, 4), (4, 4)]:
+        logits, targets = g.randn(n, vocab), g.ints(0, vocab, n)
+        leaf = logits.clone().requires_grad_()
+        want = torch.autograd.grad(F.cross_entropy(leaf, targets), leaf)[0]
+        yield call(logits, targets).expect(want).says(f"{n} rows, {vocab} tokens")
+    yield call(g.randn(4, 4), g.tensor([1, 1, 3, 1])).says("the same target several times")
+    yield call(g.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]]), g.tensor([1, 2])).says("logits of ±10,000")
+    yield call(g.randn(5, 3).T, g.ints(0, 5, 3)).says("logits that are not contiguous")
+
+
+@cross_entropy_gradient.group("without autograd", share=1)
+def _(g: Gen):
+    """Works under torch.no_grad()."""
+    yield call(g.randn(3, 5), g.ints(0, 5, 3)).no_grad().says("float32")
+    yield call(g.randn(2, 4, dtype=torch.float64), g.ints(0, 4, 2)).no_grad().says("float64")
+
+
+@cross_entropy_gradient.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call(g.randn(3, 4, dtype=dtype), g.ints(0, 4, 3)).says(str(dtype))
+
+
+@cross_entropy_gradient.group("second derivative", share=1)
+def _(g: Gen):
+    """The result can itself be differentiated in the logits."""
+    yield call(g.randn(3, 4), g.ints(0, 4, 3)).gradient().says("float32")
+    yield call(g.randn(2, 5, dtype=torch.float64), g.ints(0, 5, 2)).gradient().says("float64")
+
+
+def _one_hot(logits, targets):
+    return F.one_hot(targets, logits.shape[-1]).to(logits.dtype)
+
+
+@cross_entropy_gradient.near_miss("missing-1-over-n")
+def _(logits, targets):
+    """This is the gradient of the summed loss. The loss is a mean over n rows, so each row's share is divided by n."""
+    return logits.softmax(-1) - _one_hot(logits, targets)
+
+
+@cross_entropy_gradient.near_miss("sign")
+def _(logits, targets):
+    """The sign is turned round: this points downhill. The gradient is softmax − one-hot; it is negative at the target,
+    because a larger logit there makes the loss smaller."""
+    return (_one_hot(logits, targets) - logits.softmax(-1)) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("one-hot-forgotten")
+def _(logits, targets):
+    """The one-hot of the target is missing: every logit is pushed down, the right one too. Subtract 1 from the
+    probability of the target."""
+    return logits.softmax(-1) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("divided-by-all-entries")
+def _(logits, targets):
+    """The division is by n · vocab. The loss is a mean over the n rows alone: divide by n."""
+    return (logits.softmax(-1) - _one_hot(logits, targets)) / logits.numel()
+
+
+@cross_entropy_gradient.near_miss("needs-autograd")
+def _(logits, targets):
+    """Autograd is asked for the gradient, and torch.no_grad() has switched it off. The closed form needs no graph:
+    (softmax − one-hot)/n."""
+    leaf = logits.detach().clone().requires_grad_()
+    F.cross_entropy(leaf, targets).backward()
+    return leaf.grad
+
+
+@cross_entropy_gradient.near_miss("detached")
+def _(logits, targets):
+    """The values are right, but the result is cut off from the logits, so it cannot be differentiated again. Compute it from
+    the logits themselves, without detach and without a graph of its own."""
+    return (logits.detach().softmax(-1) - _one_hot(logits, targets)) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("softmax-changed-in-place")
+def _(logits, targets):
+    """1 is subtracted inside the softmax's own output. Autograd needs that output to differentiate, so the result cannot be
+    differentiated again. Subtract a one-hot tensor, or clone first."""
+    probs = logits.softmax(-1)
+    probs[torch.arange(len(targets)), targets] -= 1
+    return probs / len(targets)
+
+
+# free running and teacher forcing
+
+free_running_predictions = Exercise(
+    "free_running_predictions",
+    ref,
+    see="free-running",
+    functions=("free_running_predictions", "teacher_forced_predictions"),
+)
+
+
+def _causal_logits(table: Tensor, ids: Tensor) -> Tensor:
+    """Logits that depend on the position and on every token so far: a look-up by a running sum."""
+    position = torch.arange(ids.shape[1])
+    state = ((ids + 1) * (3 * position + 1)).cumsum(dim=1) + 7 * position
+    return table[state % len(table)]
+
+
+def _causal_model(g: Gen, vocab: int, dtype: torch.dtype = torch.float32):
+    table = g.randn(97, vocab, dtype=dtype)
+    return served(lambda ids: _causal_logits(table, ids))
+
+
+@free_running_predictions.group("teacher forcing", share=2)
+def _(g: Gen):
+    """Teacher forcing: the arg-max after the true tokens up to each position."""
+    for batch, seq in [(1, 5), (3, 6)]:
+        case = call(_causal_model(g, 6), g.ints(0, 6, batch, seq)).of("teacher_forced_predictions")
+        yield case.says(f"a batch of {batch}")
+    yield (
+        call(_causal_model(g, 4), g.ints(0, 4, 4, 4))
+        .of("teacher_forced_predictions")
+        .says("as many rows as tokens")
+    )
+
+
+@free_running_predictions.group("free running", share=3)
+def _(g: Gen):
+    """Free running: behind the prompt, each input is the model's own last prediction."""
+    for batch, seq, prompt in [(1, 7, 2), (3, 8, 3), (4, 6, 1), (2, 5, 4)]:
+        yield call(_causal_model(g, 6), g.ints(0, 6, batch, seq), prompt).says(
+            f"a batch of {batch}, {prompt} of {seq} tokens given"
+        )
+    yield call(_causal_model(g, 5), g.ints(0, 5, 6, 2).T, prompt_length=2).says("ids that are not contiguous")
+
+
+@free_running_predictions.group("limits and ties", share=1)
+def _(g: Gen):
+    """With the whole text as prompt it is teacher forcing; ties go to the lower id."""
+    yield call(_causal_model(g, 6), g.ints(0, 6, 2, 5), 5).says("the whole text is the prompt")
+    yield call(_causal_model(g, 6), g.ints(0, 6, 2, 1), 1).says("texts of one token")
+    coarse = g.ints(0, 2, 97, 5).float()
+    model = served(lambda ids: _causal_logits(coarse, ids))
+    yield call(model, g.ints(0, 5, 3, 6)).of("teacher_forced_predictions").says("ties, teacher forcing")
+    yield call(model, g.ints(0, 5, 3, 6), 2).says("ties, free running")
+    yield call(_causal_model(g, 4, torch.bfloat16), g.ints(0, 4, 2, 5), 2).says("a model in bfloat16")
+
+
+def _run_free(model, ids, prompt_length, last_only=False, given=None):
+    """Free running by hand: the inputs and the predictions."""
+    inputs = ids[:, : prompt_length if given is None else given].clone()
+    predictions = model(inputs).argmax(-1)
+    while predictions.shape[1] < ids.shape[1]:
+        newest = predictions[:, -1:]
+        inputs = torch.cat([inputs, newest], 1)
+        logits = model(newest if last_only else inputs)
+        predictions = torch.cat([predictions, logits[:, -1:].argmax(-1)], 1)
+    return inputs, predictions
+
+
+@free_running_predictions.near_miss("teacher-forcing-in-the-loop")
+def _(model, ids, prompt_length):
+    """The true tokens are fed behind the prompt, too: this is teacher forcing. When a model writes there is no truth to
+    feed: append its own prediction."""
+    return model(ids).argmax(-1)
+
+
+@free_running_predictions.near_miss("inputs-returned")
+def _(model, ids, prompt_length):
+    """This is the text that the model has read: the prompt and its continuation. Entry t should be the prediction made after
+    reading up to t, so everything moves one place to the left."""
+    return _run_free(model, ids, prompt_length)[0]
+
+
+@free_running_predictions.near_miss("feeds-only-the-last-token")
+def _(model, ids, prompt_length):
+    """Behind the prompt the model sees only its last prediction and has forgotten the rest. Feed everything up to t: the
+    prompt and all predictions so far."""
+    return _run_free(model, ids, prompt_length, last_only=True)[1]
+
+
+@free_running_predictions.near_miss("prompt-one-too-long")
+def _(model, ids, prompt_length):
+    """One true token too many is read: the input at t = prompt_length is still taken from ids. It is the model's first own
+    prediction, entry prompt_length − 1."""
+    return _run_free(model, ids, prompt_length, given=min(prompt_length + 1, ids.shape[1]))[1]
+
+
+@free_running_predictions.near_miss("errors-mended")
+def _(model, ids, prompt_length):
+    """Each prediction is made from the true tokens and one prediction at the end. The earlier predictions have to stay in
+    the input: mistakes pile up, and that is the point."""
+    forced = model(ids).argmax(-1)
+    columns = [forced[:, :prompt_length]]
+    for t in range(prompt_length, ids.shape[1]):
+        inputs = torch.cat([ids[:, :t], columns[-1][:, -1:]], 1)
+        columns.append(model(inputs)[:, -1:].argmax(-1))
+    return torch.cat(columns, 1)
+
+
+@free_running_predictions.near_miss(
+    "teacher-forcing-shortened", of="teacher_forced_predictions", see="teacher-forcing"
+)
+def _(model, ids):
+    """The last token is not fed, so its prediction is missing. Every position gets an entry, the last one too: it
+    guesses a token that is not there yet."""
+    return model(ids[:, :-1]).argmax(-1)
+
+
+@free_running_predictions.near_miss(
+    "true-tokens-returned", of="teacher_forced_predictions", see="teacher-forcing"
+)
+def _(model, ids):
+    """These are the true tokens, moved by one. Teacher forcing feeds the true tokens; what is asked for is what the model
+    predicts after them."""
+    return torch.cat([ids[:, 1:], model(ids)[:, -1:].argmax(-1)], 1)
+
+
+@free_running_predictions.near_miss("scores-returned", of="teacher_forced_predictions", see="teacher-forcing")
+def _(model, ids):
+    """These are the largest logits, not the tokens that have them. The arg-max is the token's id."""
+    return model(ids).max(-1).values
+
+
+# sliding_window_nll
+
+sliding_window_nll = Exercise("sliding_window_nll", ref, see="sliding-window")
+
+
+def _pair(value, model, ids, window, stride):
+    """A sum as a number or 0-d tensor of any float type, and a whole number of tokens."""
+    want, count = ref.sliding_window_nll(model.function, ids, window, stride)
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return "the result should be a pair: the sum and the number of tokens"
+    got, tokens = value
+    for part, name in ((got, "sum"), (tokens, "number of tokens")):
+        if isinstance(part, Tensor) and part.dim() > 0:
+            return f"the {name} should be one number"
+        if not isinstance(part, (Tensor, int, float)) or isinstance(part, bool):
+            return f"the {name} should be a number"
+    if float(tokens) != count:
+        return "the number of tokens is wrong"
+    if not abs(float(got) - float(want)) <= 1e-4 * (1 + abs(float(want))):
+        return "the sum is wrong"
+    return None
+
+
+@sliding_window_nll.group("values", share=2)
+def _(g: Gen):
+    """Scores each token but the first once, in the first window that can."""
+    for n, window, stride in [(13, 5, 2), (12, 4, 1), (17, 6, 4), (14, 7, 6)]:
+        case = call(_causal_model(g, 6), g.ints(0, 6, 1, n), window, stride).judge(_pair)
+        yield case.says(f"{n} tokens, windows of {window}, stride {stride}")
+
+
+@sliding_window_nll.group("last window", share=1)
+def _(g: Gen):
+    """Moves the last window back so that it is full, wherever the text ends."""
+    for n, window, stride in [(11, 4, 3), (12, 4, 3), (9, 8, 3), (13, 4, 3), (10, 6, 5), (11, 6, 5)]:
+        case = call(_causal_model(g, 5), g.ints(0, 5, 1, n), window, stride).judge(_pair)
+        yield case.says(f"{n} tokens, windows of {window}, stride {stride}")
+    case = call(_causal_model(g, 5, torch.float64), g.ints(0, 5, 1, 10), window=3, stride=2)
+    yield case.judge(lambda value, model, ids: _pair(value, model, ids, 3, 2)).says("a model in float64")
+
+
+@sliding_window_nll.group("short texts", share=1)
+def _(g: Gen):
+    """Takes a text that fits into one window as a whole."""
+    for n, window, stride in [(6, 6, 2), (4, 9, 3), (2, 5, 1), (2, 2, 1), (3, 2, 1)]:
+        case = call(_causal_model(g, 5), g.ints(0, 5, 1, n), window, stride).judge(_pair)
+        yield case.says(f"{n} tokens, windows of {window}, stride {stride}")
+
+
+@sliding_window_nll.group("errors", share=1)
+def _(g: Gen):
+    """Refuses a stride that is not below the window."""
+    for window, stride in [(4, 4), (4, 5), (3, 8)]:
+        yield (
+            call(_causal_model(g, 4), g.ints(0, 4, 1, 12), window, stride)
+            .raises(ValueError)
+            .says(f"window {window}, stride {stride}")
+        )
+
+
+def _window_starts(n, window, stride):
+    return [*range(0, n - window, stride), max(0, n - window)]
+
+
+def _check_stride(window, stride):
+    if stride >= window:
+        raise ValueError(f"sliding_window_nll needs stride < window, got window={window}, stride={stride}")
+
+
+def _windows(model, ids, window, stride, first, starts=None):
+    """Sums over windows; `first(start, scored)` is the first token that a window scores."""
+    n, total, scored, tokens = ids.shape[1], 0.0, 1, 0
+    for start in _window_starts(n, window, stride) if starts is None else starts:
+        part = ids[:, start : start + window]
+        log_probs = ref.log_softmax(model(part)[:, :-1]).gather(-1, part[:, 1:, None])[0, :, 0]
+        begin = first(start, scored) - start - 1
+        total = total - log_probs[begin:].sum()
+        tokens += len(log_probs[begin:])
+        scored = start + part.shape[1]
+    return total, tokens
+
+
+@sliding_window_nll.near_miss("scored-twice")
+def _(model, ids, window, stride):
+    """Every window scores all its targets, so tokens where two windows overlap count twice. A window scores only the tokens
+    that no earlier window has scored; the others are context."""
+    _check_stride(window, stride)
+    return _windows(model, ids, window, stride, lambda start, scored: start + 1)[0], ids.shape[1] - 1
+
+
+@sliding_window_nll.near_miss("first-tokens-lost")
+def _(model, ids, window, stride):
+    """Every window scores only its last `stride` tokens, the first window too, so the tokens before those are never scored.
+    The first window has no earlier one: it scores all its targets."""
+    _check_stride(window, stride)
+
+    def first(start, scored):
+        return max(scored, start + min(window, ids.shape[1]) - stride)
+
+    return _windows(model, ids, window, stride, first)
+
+
+@sliding_window_nll.near_miss("counts-n-tokens")
+def _(model, ids, window, stride):
+    """The count is n. The first token is given and not predicted, so n − 1 tokens are scored."""
+    _check_stride(window, stride)
+    return _windows(model, ids, window, stride, lambda start, scored: scored)[0], ids.shape[1]
+
+
+@sliding_window_nll.near_miss("tail-dropped")
+def _(model, ids, window, stride):
+    """The windows stop at the last full one on the stride's grid, and the tokens behind it are never scored. Let the last
+    window start at n − window."""
+    _check_stride(window, stride)
+    starts = [0, *range(stride, ids.shape[1] - window + 1, stride)]
+    return _windows(model, ids, window, stride, lambda start, scored: scored, starts)
+
+
+@sliding_window_nll.near_miss("last-window-cut-short")
+def _(model, ids, window, stride):
+    """The last window starts on the stride's grid and is cut off by the end of the text, so its tokens have less context
+    than they could. Let it start at n − window."""
+    _check_stride(window, stride)
+    starts = [0, *range(stride, ids.shape[1] - window + stride, stride)]
+    return _windows(model, ids, window, stride, lambda start, scored: scored, starts)[0], ids.shape[1] - 1
+
+
+@sliding_window_nll.near_miss("window-boundaries-lost")
+def _(model, ids, window, stride):
+    """The text is cut into windows that do not overlap. The first token of each has no prediction and is lost, and the stride
+    is not used. Start a window every `stride` tokens."""
+    _check_stride(window, stride)
+    starts = range(0, ids.shape[1], window)
+    return _windows(model, ids, window, stride, lambda start, scored: start + 1, starts)
+
+
+@sliding_window_nll.near_miss("mean-for-sum", see="averages-of-averages")
+def _(model, ids, window, stride):
+    """The first number is a mean. The sum is asked for: sums and counts of several texts can be added, means cannot."""
+    _check_stride(window, stride)
+    total, tokens = _windows(model, ids, window, stride, lambda start, scored: scored)
+    return total / max(tokens, 1), ids.shape[1] - 1
+
+
+@sliding_window_nll.near_miss("gaps-accepted")
+def _(model, ids, window, stride):
+    """With a stride of at least the window, the first token of a later window is never scored, and the answer does not say so.
+    Raise a ValueError unless stride < window."""
+    return _windows(model, ids, window, stride, lambda start, scored: max(scored, start + 1))[0], ids.shape[
+        1
+    ] - 1
+
+
+# chunked_cross_entropy
+
+chunked_cross_entropy = Exercise("chunked_cross_entropy", ref, see="chunked-loss")
+
+
+def _chunked_arguments(g: Gen, n: int, d_hidden: int, vocab: int, dtype: torch.dtype = torch.float32):
+    w_vocab = (g.randn(d_hidden, vocab, dtype=torch.float64) / math.sqrt(d_hidden)).to(dtype)
+    return g.randn(n, d_hidden, dtype=dtype), w_vocab, g.ints(0, vocab, n)
+
+
+@chunked_cross_entropy.group("values", share=2)
+def _(g: Gen):
+    """Equals the mean loss of all rows, whatever the chunk."""
+    for n, chunk in [(12, 4), (10, 4), (7, 1), (5, 5), (5, 64), (1, 3), (13, 12)]:
+        hidden, w_vocab, targets = _chunked_arguments(g, n, 6, 9)
+        want = F.cross_entropy(hidden @ w_vocab, targets)
+        yield call(hidden, w_vocab, targets, chunk).expect(want).says(f"{n} rows in chunks of {chunk}")
+    hidden, w_vocab, targets = _chunked_arguments(g, 8, 5, 7)
+    yield call(hidden.T.contiguous().T, w_vocab.T.contiguous().T, targets, chunk=3).says(
+        "arguments that are not contiguous"
+    )
+    yield call(200 * g.randn(6, 4), g.randn(4, 7), g.ints(0, 7, 6), 4).says("logits far apart")
+
+
+@chunked_cross_entropy.group("gradient", share=2)
+def _(g: Gen):
+    """Has the gradients of the full loss, in the hidden states and in the projection."""
+    for n, chunk in [(8, 4), (10, 4), (5, 8), (5, 1)]:
+        yield call(*_chunked_arguments(g, n, 6, 9), chunk).gradient().says(f"{n} rows in chunks of {chunk}")
+    yield call(*_chunked_arguments(g, 7, 4, 5, torch.float64), 3).gradient().says("float64")
+
+
+@chunked_cross_entropy.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype and its precision."""
+    for dtype in (*HALF, torch.float64):
+        yield call(*_chunked_arguments(g, 7, 4, 5, dtype), 3).says(str(dtype))
+    yield (
+        call(*_chunked_arguments(g, 6, 4, 5, torch.bfloat16), 4).gradient().says("the gradients in bfloat16")
+    )
+
+
+@chunked_cross_entropy.group("memory", share=3)
+def _(g: Gen):
+    """Never holds (n, vocab) logits: not in one tensor, not in pieces, not saved for backward."""
+    n, d_hidden, vocab = 256, 4, 64
+    hidden, w_vocab, targets = _chunked_arguments(g, n, d_hidden, vocab)
+    want = F.cross_entropy(hidden @ w_vocab, targets)
+
+    def forward_and_backward(s):
+        """256 rows, 64 tokens, chunks of 8, with backward."""
+        m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, 8, backward=True)
+        s.require_close(m.value, want, "the loss is wrong")
+        s.require(m.largest < n * vocab, "one tensor holds the logits of all rows")
+        s.require(m.saved < n * vocab, "the chunks together keep (n, vocab) numbers for backward")
+        s.require(m.held < n * vocab, "the chunks together hold (n, vocab) numbers")
+
+    def follows_the_chunk(s):
+        """The same in chunks of 4 and of 32."""
+        for chunk in (4, 32):
+            m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, chunk)
+            s.require(
+                m.largest <= max(2 * chunk * vocab, n * d_hidden), "more than `chunk` rows are held at once"
+            )
+            s.require(m.largest >= chunk * vocab, "fewer than `chunk` rows are computed at once")
+            s.require(m.held < n * vocab, "the chunks together hold (n, vocab) numbers")
+
+    yield scenario(forward_and_backward)
+    yield scenario(follows_the_chunk)
+
+
+@chunked_cross_entropy.near_miss("mean-of-chunk-means", see="averages-of-averages")
+def _(hidden, w_vocab, targets, chunk):
+    """The mean is taken in each chunk and then over the chunks. A last chunk that is shorter then weighs too much. Add the sums
+    of the chunks, and divide once by n."""
+    pairs = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    return torch.stack([ref.chunked_cross_entropy(h, w_vocab, t, chunk) for h, t in pairs]).mean()
+
+
+@chunked_cross_entropy.near_miss("plain-loop")
+def _(hidden, w_vocab, targets, chunk):
+    """The loop makes one chunk at a time, but autograd keeps each chunk's logits until backward, so together they are
+    (n, vocab) again. Compute a chunk again in backward: torch.utils.checkpoint, or an autograd.Function of your own."""
+    pairs = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    return sum(F.cross_entropy(h @ w_vocab, t, reduction="sum") for h, t in pairs) / len(targets)
+
+
+@chunked_cross_entropy.near_miss("all-at-once")
+def _(hidden, w_vocab, targets, chunk):
+    """All logits are computed at once: the (n, vocab) tensor is what this function must avoid. Multiply `chunk` rows at a
+    time."""
+    return F.cross_entropy(hidden @ w_vocab, targets)
+
+
+def _sum_of_rows(hidden, w_vocab, targets):
+    return F.cross_entropy(hidden @ w_vocab, targets, reduction="sum")
+
+
+def _checkpointed(hidden, w_vocab, targets):
+    return torch.utils.checkpoint.checkpoint(_sum_of_rows, hidden, w_vocab, targets, use_reentrant=False)
+
+
+@chunked_cross_entropy.near_miss("number-of-chunks")
+def _(hidden, w_vocab, targets, chunk):
+    """`chunk` is taken as the number of pieces, as in torch.chunk. It is the number of rows in a piece, as in
+    torch.split: with more rows there are more pieces, not larger ones."""
+    pairs = zip(hidden.chunk(chunk), targets.chunk(chunk), strict=True)
+    return sum(_checkpointed(h, w_vocab, t) for h, t in pairs) / len(targets)
+
+
+@chunked_cross_entropy.near_miss("last-rows-dropped")
+def _(hidden, w_vocab, targets, chunk):
+    """Rows behind the last full chunk are dropped. `chunk` need not divide n: let the last chunk be shorter."""
+    starts = range(0, len(targets) - chunk + 1, chunk)
+    parts = [_checkpointed(hidden[i : i + chunk], w_vocab, targets[i : i + chunk]) for i in starts]
+    return sum(parts, hidden.sum() * 0) / len(targets)
+
+
+@chunked_cross_entropy.near_miss("detached")
+def _(hidden, w_vocab, targets, chunk):
+    """The memory is saved by computing without gradients, so nothing can be learned from this loss. Keep the graph and let
+    backward compute the chunks again."""
+    with torch.no_grad():
+        return ref.chunked_cross_entropy(hidden, w_vocab, targets, chunk)
+
+
+class _Unscaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, w_vocab, targets, chunk):
+        grad_hidden, grad_w, total = torch.empty_like(hidden), torch.zeros_like(w_vocab), hidden.new_zeros(())
+        for start in range(0, len(targets), chunk):
+            rows = slice(start, start + chunk)
+            log_probs = ref.log_softmax(hidden[rows] @ w_vocab)
+            total = total - log_probs.gather(-1, targets[rows, None]).sum()
+            grad = (log_probs.exp() - _one_hot(log_probs, targets[rows])) / len(targets)
+            grad_hidden[rows] = grad @ w_vocab.T
+            grad_w += hidden[rows].T @ grad
+        ctx.save_for_backward(grad_hidden, grad_w)
+        return total / len(targets)
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        return *ctx.saved_tensors, None, None
+
+
+@chunked_cross_entropy.near_miss("upstream-gradient-ignored")
+def _(hidden, w_vocab, targets, chunk):
+    """backward returns the same gradients whatever comes from above. When the loss is scaled or added to another, that is
+    wrong: multiply by grad_output."""
+    return _Unscaled.apply(hidden, w_vocab, targets, chunk)
