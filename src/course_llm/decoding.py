@@ -16,9 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-NextLogits = Callable[[Int[Tensor, "batch seq"]], Float[Tensor, "batch vocab"]]
-NextToken = Callable[[Float[Tensor, "batch vocab"]], Int[Tensor, " batch"]]
-
 
 def _widen(x: Tensor) -> Tensor:
     # sums and exponentials of half precision run in float32; float64 stays as it is
@@ -152,11 +149,11 @@ def sample_from_uniform(
 
 
 def _extend(
-    next_logits: NextLogits,
+    next_logits: Callable[[Tensor], Tensor],
     ids: Int[Tensor, "batch seq"],
     max_new_tokens: int,
     eos_id: int | None,
-    choose: NextToken,
+    choose: Callable[[Tensor], Tensor],
 ) -> Int[Tensor, "batch seq_out"]:
     """Appends the tokens that `choose` takes from the logits until every row has met its EOS."""
     finished = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
@@ -172,7 +169,7 @@ def _extend(
 
 
 def greedy_decode(
-    next_logits: NextLogits,
+    next_logits: Callable[[Tensor], Tensor],
     ids: Int[Tensor, "batch seq"],
     max_new_tokens: int,
     eos_id: int | None = None,
@@ -192,7 +189,7 @@ def greedy_decode(
 
 
 def generate(
-    next_logits: NextLogits,
+    next_logits: Callable[[Tensor], Tensor],
     ids: Int[Tensor, "batch seq"],
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -227,7 +224,7 @@ def generate(
 
 
 def beam_search(
-    next_logits: NextLogits,
+    next_logits: Callable[[Tensor], Tensor],
     ids: Int[Tensor, "1 seq"],
     beams: int,
     max_new_tokens: int,
