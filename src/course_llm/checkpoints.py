@@ -171,6 +171,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a name that the configuration does not have, or one that is missing.
     """
+    from course_llm.experts import ExpertsConfig
     from course_llm.layers import LatentConfig, RopeScaling
     from course_llm.model import ModelConfig
 
@@ -179,7 +180,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"ModelConfig has no {unknown[0]}; it has {', '.join(sorted(known))}")
-    for name, kind in (("latent", LatentConfig), ("rope_scaling", RopeScaling)):
+    for name, kind in (("latent", LatentConfig), ("rope_scaling", RopeScaling), ("experts", ExpertsConfig)):
         if isinstance(values.get(name), dict):
             values[name] = kind(**values[name])
     try:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from course_llm.checkpoints import load_model
+from course_llm.experts import ExpertsConfig, MixtureOfExperts
+from course_llm.latent_layer import LatentAttention
 from course_llm.layers import (
     Attention,
     FeedForward,
@@ -48,13 +50,15 @@ class ModelConfig:
         kv_heads: key-value heads; None means `heads` (MHA), 1 is MQA, between is GQA.
         head_dim: width of a head; None means d_hidden / heads.
         latent: sizes of multi-head latent attention; then `kv_heads` is not used.
-        positions: how the order gets in.
+        positions: how the order gets in: "rotary", "learned" or "sinusoidal".
         rope_base, rope_scaling: of rotary positions.
-        feed_forward, norm, norm_eps: which ones.
+        feed_forward: "gelu" (exact), "gelu_tanh" or "swiglu".
+        norm, norm_eps: "rms" or "layer".
         qk_norm: RMSNorm on each head's queries and keys (arXiv 2010.04245).
         biases: on all linear layers; `qkv_biases`: on queries, keys and values alone.
         tied: the output matrix is the embedding.
         window: a token sees itself and the window - 1 tokens before it; None sees all.
+        experts: a mixture of experts in place of feed-forward networks.
         attention_scale: factor of the scores; None means 1/sqrt(head width).
     """
 
@@ -67,17 +71,18 @@ class ModelConfig:
     kv_heads: int | None = None
     head_dim: int | None = None
     latent: LatentConfig | None = None
-    positions: Literal["rotary", "learned", "sinusoidal"] = "rotary"
+    positions: str = "rotary"
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    feed_forward: Literal["gelu", "gelu_tanh", "swiglu"] = "swiglu"
-    norm: Literal["rms", "layer"] = "rms"
+    feed_forward: str = "swiglu"
+    norm: str = "rms"
     norm_eps: float = 1e-5
     qk_norm: bool = False
     biases: bool = False
     qkv_biases: bool = False
     tied: bool = True
     window: int | None = None
+    experts: ExpertsConfig | None = None
     attention_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -139,8 +144,9 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, device: Any = None) -> None:
         super().__init__()
         self.norm1, self.norm2 = make_norm(config, device), make_norm(config, device)
-        self.attention = Attention(config, layer, device)
-        self.feed_forward = FeedForward(config, device=device)
+        self.attention = (LatentAttention if config.latent else Attention)(config, layer, device)
+        mixed = config.experts is not None and layer >= config.experts.dense_layers
+        self.feed_forward = MixtureOfExperts(config, device) if mixed else FeedForward(config, device=device)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_hidden"], step: Step
@@ -178,11 +184,11 @@ class Decoder(nn.Module):
         """Draws all matrices anew from a seed; the same numbers on every device."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                last = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+            if parameter.ndim >= 2:
+                last = name.endswith(("out.weight", "down.weight", "feed_forward.down"))
                 deviation = 0.02 / math.sqrt(2 * self.config.layers) if last else 0.02
                 parameter.copy_(torch.empty(parameter.shape).normal_(0, deviation, generator=generator))
-            elif name.endswith("bias"):
+            elif name.endswith("bias"):  # scales of norms stay 1
                 parameter.zero_()
 
     def forward(
@@ -239,7 +245,7 @@ class Decoder(nn.Module):
         positions = slots.unsqueeze(0)
         if real is not None:
             counted = (real.long().cumsum(-1) - 1).clamp(min=0)
-            positions = counted[:, -seq:]
+            positions = counted.index_select(1, slots)
         if self.positions is not None and isinstance(past, int) and past + seq > config.context:
             raise ValueError(
                 f"Decoder needs at most context={config.context} tokens with learned positions, got {past + seq}"
@@ -248,11 +254,15 @@ class Decoder(nn.Module):
         if config.positions == "rotary":
             dim = config.latent.rope_dim if config.latent else config.d_head
             step.cos, step.sin = rotary_tables(positions, dim, config.rope_base, config.rope_scaling, dtype)
-        plain = real is None and document_ids is None and (config.window is None or config.window >= seq)
-        if plain and cache is None:
-            return positions, step
-        step.mask = self._mask(slots, cache, real, document_ids)
-        step.causal = False
+        if real is not None or document_ids is not None:
+            hidden = True
+        elif cache is None or cache.is_fresh():
+            hidden = config.window is not None and config.window < seq
+        else:
+            step.causal = False
+            hidden = seq > 1 or not cache.sees_all(config.window)
+        if hidden:
+            step.mask, step.causal = self._mask(slots, cache, real, document_ids), False
         return positions, step
 
     def _mask(self, slots: Tensor, cache: Any, real: Any, document_ids: Any) -> Bool[Tensor, ...] | None:
