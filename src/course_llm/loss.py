@@ -11,11 +11,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-LanguageModel = Callable[[Tensor], Tensor]  # ids (batch, seq) -> logits (batch, seq, vocab)
 
 
 def log_softmax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
@@ -97,7 +95,7 @@ def sequence_log_prob(
 
 
 def perplexity(
-    nll_sums: Float[Tensor, " batches"], token_counts: Num[Tensor, " batches"]
+    nll_sums: Float[Tensor, " batches"], token_counts: Int[Tensor, " batches"]
 ) -> Float[Tensor, ""]:
     """Returns exp(all nats / all tokens) of a data set that came in batches of unequal size (0-d).
 
@@ -145,7 +143,7 @@ def cross_entropy_gradient(
 
 
 def free_running_predictions(
-    model: LanguageModel, ids: Int[Tensor, "batch seq"], prompt_length: int
+    model: Callable[[Tensor], Tensor], ids: Int[Tensor, "batch seq"], prompt_length: int
 ) -> Int[Tensor, "batch seq"]:
     """Returns what the model predicts after each position when it reads the prompt, then its own predictions.
 
@@ -171,7 +169,7 @@ def free_running_predictions(
 
 
 def teacher_forced_predictions(
-    model: LanguageModel, ids: Int[Tensor, "batch seq"]
+    model: Callable[[Tensor], Tensor], ids: Int[Tensor, "batch seq"]
 ) -> Int[Tensor, "batch seq"]:
     """Returns what the model predicts after each position when every input is the true token: one pass.
 
@@ -187,7 +185,7 @@ def teacher_forced_predictions(
 
 
 def sliding_window_nll(
-    model: LanguageModel, ids: Int[Tensor, "1 n"], window: int, stride: int
+    model: Callable[[Tensor], Tensor], ids: Int[Tensor, "1 n"], window: int, stride: int
 ) -> tuple[Float[Tensor, ""], int]:
     """Returns (nll, n - 1): the summed loss, in nats, of a text that is longer than the model's window.
 
@@ -315,7 +313,7 @@ def _mean_over(values: Float[Tensor, "*batch"], counted: Bool[Tensor, "*batch"])
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _widened(x: Tensor) -> Tensor:
