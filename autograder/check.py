@@ -3,6 +3,8 @@
 Runs in the student's own kernel, on the public cases. Nothing here gives points: grading happens elsewhere, on other cases.
 """
 
+import __future__
+
 import contextlib
 import html
 import sys
@@ -12,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from autograder import catalog, judge
+from autograder.catalog import Chapter
 from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
 from autograder.spec import Exercise, Local
+from autograder.submission import Submission
 
 _failures: dict[str, int] = {}
 
@@ -91,6 +95,39 @@ def check_names(name: str, namespace: dict[str, Any]) -> Report:
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
         result = run_exercise(exercise, Local(namespace), PUBLIC_SEED, public=True)
     return Report(result, None)
+
+
+def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, Any]]:
+    """Runs a submission's cells in this process and checks every exercise that they define, for `course-llm check`."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    errors: dict[str, str] = {}
+    flags = __future__.annotations.compiler_flag
+    for name, source in {"setup": chapter.setup, "given": chapter.given, **submission.sources}.items():
+        try:
+            exec(compile(source, f"<answer {name}>", "exec", flags=flags, dont_inherit=True), namespace)
+        except Exception as error:
+            errors[name] = f"its cell raises {type(error).__name__}: {error}"
+    results = []
+    for entry in chapter.entries:
+        tried = entry.name in submission.sources
+        if not all(f in namespace for f in entry.functions):
+            told = errors.get(entry.name) or errors.get("file", "") if tried or "file" in errors else ""
+            if tried or (told and not results):
+                results.append(
+                    {"name": entry.name, "passed": False, "near_miss": None, "message": told or "not defined"}
+                )
+            continue
+        result = check_names(entry.name, namespace).result
+        if result.attempted or tried:
+            near_miss = result.diagnosis.name if result.diagnosis else None
+            row = {
+                "name": entry.name,
+                "passed": result.passed,
+                "near_miss": near_miss,
+                "message": result.message,
+            }
+            results.append(row)
+    return results
 
 
 def check(name: str) -> None:

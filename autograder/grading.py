@@ -68,6 +68,7 @@ class Options:
     seed: int = GRADING_SEED
     device: str = "cpu"
     limits: Limits = Limits()
+    isolate: bool = True
 
 
 class Grader:
@@ -76,7 +77,7 @@ class Grader:
     def __init__(self, chapter: Chapter, options: Options | None = None):
         self.chapter = chapter
         self.options = options or Options()
-        self.sandbox = Sandbox(chapter, self.options.limits, self.options.device)
+        self.sandbox = Sandbox(chapter, self.options.limits, self.options.device, self.options.isolate)
         self.exercises = judge.exercises(chapter.stem)
 
     def __enter__(self) -> "Grader":
@@ -91,7 +92,9 @@ class Grader:
         try:
             report = self.grade(read_submission(path, self.chapter), name)
         except SubmissionError as error:
-            report = SubmissionReport(name, [self._nothing(e, "Not graded.") for e in self.chapter.entries], str(error))
+            report = SubmissionReport(
+                name, [self._nothing(e, "Not graded.") for e in self.chapter.entries], str(error)
+            )
         report.elapsed_s = time.monotonic() - started
         return report
 
@@ -102,7 +105,7 @@ class Grader:
             reports = [run.exercise(entry) for entry in self.chapter.entries]
         finally:
             run.close()
-        return SubmissionReport(name, reports, remarks=submission.remarks)
+        return SubmissionReport(name, reports, remarks=submission.remarks, isolated=self.options.isolate)
 
     def _nothing(self, entry: Entry, message: str, attempted: bool = False) -> ExerciseReport:
         return ExerciseReport(entry.name, 0.0, entry.points, False, message=message, attempted=attempted)
@@ -220,12 +223,19 @@ def default_workers(submissions: int) -> int:
 
 
 def grade_many(
-    stem: str, files: dict[str, Path], options: Options, executor: concurrent.futures.Executor | None = None, workers: int = 1
+    stem: str,
+    files: dict[str, Path],
+    options: Options,
+    executor: concurrent.futures.Executor | None = None,
+    workers: int = 1,
 ) -> Iterator[SubmissionReport]:
     """Grades files (by the submission's name) and yields reports as they are finished.
 
     A process of the pool that dies takes no report with it: what it had not finished is graded again, here.
     """
+    if executor is None:
+        for exercise in judge.exercises(stem).values():
+            judge.prepared(exercise, options.seed, False)  # before any fork, so that it is done once
     if executor is None and workers == 1:
         with Grader(catalog.chapter(stem), options) as grader:
             for name, path in files.items():
@@ -234,7 +244,9 @@ def grade_many(
     pool = executor or process_pool(workers)
     done: set[str] = set()
     try:
-        futures = {pool.submit(_grade_one, stem, options, str(path), name): name for name, path in files.items()}
+        futures = {
+            pool.submit(_grade_one, stem, options, str(path), name): name for name, path in files.items()
+        }
         for future in concurrent.futures.as_completed(futures):
             try:
                 report = future.result()

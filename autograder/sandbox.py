@@ -67,7 +67,9 @@ def bubblewrap() -> str:
     """
     path = shutil.which("bwrap")
     if path is None:
-        raise SandboxError(f"bubblewrap is not installed, and nothing is graded without it; install it with: {INSTALL}")
+        raise SandboxError(
+            f"bubblewrap is not installed, and nothing is graded without it; install it with: {INSTALL}"
+        )
     return path
 
 
@@ -86,14 +88,18 @@ def syscall_filter() -> bytes:
     errno_eperm, errno_enosys, clone_thread = 1, 38, 0x00010000
     rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
     for name in denied.split():
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name this kernel's library does not know
+        with contextlib.suppress(
+            OSError, ValueError, RuntimeError
+        ):  # a name this kernel's library does not know
             if name == "prlimit64":  # reading limits is harmless, setting them is not
                 rules.add_rule(pyseccomp.ERRNO(errno_eperm), name, pyseccomp.Arg(2, pyseccomp.NE, 0))
             else:
                 rules.add_rule(pyseccomp.ERRNO(errno_eperm), name)
     only_threads = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, clone_thread, 0)
     rules.add_rule(pyseccomp.ERRNO(errno_eperm), "clone", only_threads)
-    rules.add_rule(pyseccomp.ERRNO(errno_enosys), "clone3")  # glibc then falls back to clone, whose flags can be read
+    rules.add_rule(
+        pyseccomp.ERRNO(errno_enosys), "clone3"
+    )  # glibc then falls back to clone, whose flags can be read
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)
@@ -113,7 +119,11 @@ def library_paths() -> tuple[Path, ...]:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        tops = {file.parts[0] for file in distribution.files or () if not file.parts[0].startswith((".", "__pycache__"))}
+        tops = {
+            file.parts[0]
+            for file in distribution.files or ()
+            if not file.parts[0].startswith((".", "__pycache__"))
+        }
         paths = {Path(distribution.locate_file(top)) for top in tops if not top.endswith(".pth")}
         found[name] = {p for p in paths if p.exists()}
         for text in distribution.requires or ():
@@ -126,7 +136,14 @@ def library_paths() -> tuple[Path, ...]:
 def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
     """The command that starts the zygote behind the wall."""
     command = [bubblewrap(), "--unshare-user", "--unshare-pid", "--unshare-ipc"]
-    command += ["--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
+    command += [
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--hostname",
+        "sandbox",
+        "--die-with-parent",
+    ]
     command += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     for variable, value in {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
                             "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_CACHE_DIR": "/tmp"}.items():  # fmt: skip
@@ -142,7 +159,11 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
     if not base.startswith("/usr/") and base != "/usr":
         command += ["--ro-bind", base, base]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
-    for package in ("course_llm", "autograder", "course-llm"):  # hide copies installed where the system is bound
+    for package in (
+        "course_llm",
+        "autograder",
+        "course-llm",
+    ):  # hide copies installed where the system is bound
         for place in installed_copies(package, (base, "/usr")):
             command += ["--tmpfs", place]
     for path in library_paths():
@@ -153,7 +174,15 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
     command += ["--ro-bind", str(files), "/grader", "--chdir", "/", "--remount-ro", "/"]
     interpreter = os.path.realpath(sys.executable)
     start = "import sys; sys.path[:0] = ['/grader', '/site']; sys.argv = ['zygote', '%d']; " % control_fd
-    return [*command, "--", interpreter, "-I", "-S", "-c", start + "from autograder.inside.zygote import main; main()"]
+    return [
+        *command,
+        "--",
+        interpreter,
+        "-I",
+        "-S",
+        "-c",
+        start + "from autograder.inside.zygote import main; main()",
+    ]
 
 
 def installed_copies(package: str, roots: tuple[str, ...]) -> list[str]:
@@ -184,7 +213,9 @@ def write_inside_files(folder: Path, chapter: Chapter) -> None:
 class Sandbox:
     """One warm sandbox for one chapter; starts one worker at a time."""
 
-    def __init__(self, chapter: Chapter, limits: Limits | None = None, device: str = "cpu", isolate: bool = True):
+    def __init__(
+        self, chapter: Chapter, limits: Limits | None = None, device: str = "cpu", isolate: bool = True
+    ):
         """
         Args:
             chapter: whose given modules the answers may use.
@@ -195,8 +226,7 @@ class Sandbox:
         self.limits = limits or Limits()
         self.device = device
         self.isolate = isolate
-        self._folder = tempfile.TemporaryDirectory(prefix="course-llm-")
-        write_inside_files(Path(self._folder.name), chapter)
+        self.chapter = chapter
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
 
@@ -208,10 +238,6 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends the sandbox and everything in it."""
-        self._stop()
-        self._folder.cleanup()
-
-    def _stop(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -222,28 +248,34 @@ class Sandbox:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = bubblewrap_command(Path(self._folder.name), theirs.fileno(), self.device)
-        self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        theirs.close()
-        self._control = ours
-        ours.settimeout(120)
-        try:
-            ready = ours.recv(65536)
-        except TimeoutError:
-            ready = b""
-        if not ready:
-            self._process.kill()
-            words = self._process.stderr.read().decode(errors="replace").strip()[-800:]
-            self._stop()
-            raise SandboxError(f"the sandbox does not start: {explain(words)}")
+        # the folder is needed until everything is imported, so that no killed grader leaves it behind for long
+        with tempfile.TemporaryDirectory(prefix="course-llm-") as folder:
+            write_inside_files(Path(folder), self.chapter)
+            self._process = subprocess.Popen(
+                bubblewrap_command(Path(folder), theirs.fileno(), self.device),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            theirs.close()
+            self._control = ours
+            ours.settimeout(120)
+            try:
+                ready = ours.recv(65536)
+            except OSError:
+                ready = b""
+            if not ready:
+                self._process.kill()
+                words = self._process.stderr.read().decode(errors="replace").strip()[-800:]
+                self.close()
+                raise SandboxError(f"the sandbox does not start: {explain(words)}")
 
     def start_worker(self) -> "Worker":
         """Forks a fresh worker; restarts the sandbox when it has died."""
         for attempt in (1, 2):
             if self._process is None or self._process.poll() is not None:
-                self._stop()
+                self.close()
                 self._start()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             order = json.dumps({"order": "start", "limits": dataclasses.asdict(self.limits)}).encode()
@@ -252,7 +284,7 @@ class Sandbox:
                 return Worker(self, ours)
             except OSError:
                 ours.close()
-                self._stop()
+                self.close()
                 if attempt == 2:
                     raise SandboxError("the sandbox ends as soon as it is started") from None
             finally:
@@ -266,14 +298,18 @@ class Sandbox:
             self._control.settimeout(20)
             report = json.loads(self._control.recv(65536))
         except (OSError, ValueError):
-            self._stop()  # the zygote is gone with its worker; the next one gets a new one
+            self.close()  # the zygote is gone with its worker; the next one gets a new one
             report = {"status": -1, "cpu_s": 0.0, "maxrss_kb": 0}
         return report
 
 
 def explain(words: str) -> str:
     """Adds the cure to bubblewrap's words where the cause is known."""
-    if "setting up uid map" in words or "No permissions to create" in words or "Creating new namespace failed" in words:
+    if (
+        "setting up uid map" in words
+        or "No permissions to create" in words
+        or "Creating new namespace failed" in words
+    ):
         return (
             f"{words} (this machine does not allow user namespaces: on Ubuntu 24.04 and later run "
             "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, in a container start it with "
@@ -319,7 +355,9 @@ class Worker:
         found = answer.get("defined")
         return set(names) & {n for n in found if isinstance(n, str)} if isinstance(found, list) else set()
 
-    def perform(self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options) -> Outcome:
+    def perform(
+        self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
+    ) -> Outcome:
         """Performs a step in the worker."""
         self._served.clear()
         packer = Packer(special=self._hand_over)
@@ -348,7 +386,9 @@ class Worker:
             fits = fits and isinstance(value["grads"], tuple) and type(value["detached"]) is int
         elif kind == "measure":
             fits = isinstance(value, dict) and set(value) == {"value", "flops", "largest", "saved"}
-            fits = fits and all(type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "saved"))
+            fits = fits and all(
+                type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "saved")
+            )
         elif kind in ("new", "module", "optimizer", "generator"):
             fits = isinstance(value, Handle)
         elif kind == "workdir":
@@ -366,7 +406,9 @@ class Worker:
             value.reset()
             self._served.append(value)
             return {"t": "served", "v": len(self._served) - 1}
-        if type(value).__module__.startswith(("course_llm.", "autograder.")) and not dataclasses.is_dataclass(value):
+        if type(value).__module__.startswith(("course_llm.", "autograder.")) and not dataclasses.is_dataclass(
+            value
+        ):
             self._opaque.append(value)
             return {"t": "opaque", "v": len(self._opaque) - 1}
         return None
@@ -442,7 +484,9 @@ class Worker:
         poll = select.poll()
         poll.register(self.sock, event)
         if left <= 0 or not poll.poll(left * 1000):
-            raise self._lost("The time is up: the answer does not come to an end (an endless loop, or far too much work).")
+            raise self._lost(
+                "The time is up: the answer does not come to an end (an endless loop, or far too much work)."
+            )
 
     def _lost(self, reason: str | None) -> BackendLost:
         report = self.close()
@@ -459,7 +503,9 @@ class Worker:
         return Raised(types or ("Exception",), "said" if error.get("words") is True else "", line)
 
 
-BUILTIN_ERRORS = {n for n, t in vars(builtins).items() if isinstance(t, type) and issubclass(t, BaseException)}
+BUILTIN_ERRORS = {
+    n for n, t in vars(builtins).items() if isinstance(t, type) and issubclass(t, BaseException)
+}
 
 
 def cause_of_death(report: dict) -> str:
@@ -472,6 +518,8 @@ def cause_of_death(report: dict) -> str:
         if number == signal.SIGSYS:
             return "The process was stopped: it tried something that answers may not do."
         if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
-            return "The process crashed: it used too much memory, recursed too deeply, or broke the interpreter."
+            return (
+                "The process crashed: it used too much memory, recursed too deeply, or broke the interpreter."
+            )
         return f"The process was stopped by signal {signal.Signals(number).name}."
     return "The process ended by itself in the middle of a question (it called exit, perhaps)."

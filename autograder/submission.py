@@ -57,7 +57,9 @@ def read_text(path: Path) -> str:
         if not path.is_file():
             raise SubmissionError(f"there is no file {path}")
         if path.stat().st_size > MAX_BYTES:
-            raise SubmissionError(f"{path.name} is larger than {MAX_BYTES >> 20} MB; clear its outputs and save it again")
+            raise SubmissionError(
+                f"{path.name} is larger than {MAX_BYTES >> 20} MB; clear its outputs and save it again"
+            )
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SubmissionError(f"{path.name} is not UTF-8 text; save it again from Jupyter") from None
@@ -74,7 +76,9 @@ def parse_notebook(text: str, name: str) -> dict:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise SubmissionError(f"{name} is not a notebook: its JSON is broken; save it again from Jupyter") from None
+        raise SubmissionError(
+            f"{name} is not a notebook: its JSON is broken; save it again from Jupyter"
+        ) from None
     if isinstance(data, dict) and isinstance(data.get("worksheets"), list):  # nbformat 3
         sheets = [s for s in data["worksheets"] if isinstance(s, dict)]
         data["cells"] = [c for s in sheets for c in s.get("cells") or []]
@@ -112,19 +116,27 @@ def from_notebook(data: dict, chapter: Chapter) -> Submission:
         if not written:
             renamed = [(s, c) for name, s, c in cells if name != entry.name and defines(s, entry.functions)]
             if renamed and not (found and name_is_taken(renamed, chapter)):
-                submission.remarks.append(f"{entry.name}: its cell is not where it was; the cell that defines it is graded")
+                submission.remarks.append(
+                    f"{entry.name}: its cell is not where it was; the cell that defines it is graded"
+                )
                 written = renamed
         elif len(written) > 1:
-            submission.remarks.append(f"{entry.name}: there are {len(written)} cells with its id; the last one is graded")
+            submission.remarks.append(
+                f"{entry.name}: there are {len(written)} cells with its id; the last one is graded"
+            )
         if not written and not found:
             submission.remarks.append(f"{entry.name}: its cell is missing")
         if not written:
             continue
         source, cell = written[-1]
         if isinstance(cell, dict) and cell.get("cell_type") != "code":
-            submission.remarks.append(f"{entry.name}: its cell is no longer a code cell; its text is graded all the same")
+            submission.remarks.append(
+                f"{entry.name}: its cell is no longer a code cell; its text is graded all the same"
+            )
         if len(source) > MAX_SOURCE_CHARACTERS:
-            submission.remarks.append(f"{entry.name}: its cell has over {MAX_SOURCE_CHARACTERS} characters and is not run")
+            submission.remarks.append(
+                f"{entry.name}: its cell has over {MAX_SOURCE_CHARACTERS} characters and is not run"
+            )
             continue
         submission.sources[entry.name] = source
     return submission
@@ -154,7 +166,11 @@ def class_folder(path: Path, stem: str) -> dict[str, Path]:
     found = {}
     for student in sorted(os.listdir(path)):
         assignment = path / student / stem
-        if not student.startswith(".") and (path / student).is_dir() and (assignment.is_dir() or assignment.is_symlink()):
+        if (
+            not student.startswith(".")
+            and (path / student).is_dir()
+            and (assignment.is_dir() or assignment.is_symlink())
+        ):
             found[student] = assignment / f"{stem}.ipynb"
     if not found:
         raise SubmissionError(f"{path} holds no submissions in the layout <student>/{stem}/{stem}.ipynb")

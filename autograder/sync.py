@@ -22,6 +22,8 @@ import nbformat
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from autograder import put_scripts_on_path
+
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = """\
 from __future__ import annotations
@@ -225,6 +227,7 @@ def student_notebook(solution: Solution) -> nbformat.NotebookNode:
     from nbgrader.apps import NbGraderAPI
     from traitlets.config import Config
 
+    put_scripts_on_path()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "source", solution.stem)
         source.mkdir(parents=True)
@@ -279,7 +282,7 @@ def catalog(solution: Solution, notebook: nbformat.NotebookNode) -> dict:
         for part in solution.parts
     ]
     return {"stem": solution.stem, "title": solution.title, "setup": SETUP, "given": solution.given,
-            "given_modules": modules, "entries": entries}  # fmt: skip
+            "given_modules": modules, "entries": entries, "notebook": notebook}  # fmt: skip
 
 
 def generated(stem: str) -> dict[Path, str]:

@@ -38,6 +38,7 @@ class Chapter:
     setup: str
     given: str
     given_modules: tuple[str, ...]
+    notebook: dict[str, Any]
     entries: tuple[Entry, ...]
 
     @property

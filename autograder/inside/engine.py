@@ -135,7 +135,9 @@ def elements_held(thing: Any) -> int:
             queue.extend(item)
         elif not isinstance(item, (type, types.ModuleType, types.FunctionType)):
             queue.extend(getattr(item, "__dict__", {}).values())
-            own = [c for c in type(item).__mro__ if c.__module__ not in ("builtins", "torch.nn.modules.module")]
+            own = [
+                c for c in type(item).__mro__ if c.__module__ not in ("builtins", "torch.nn.modules.module")
+            ]
             for kind in own:  # class attributes, and slots through their descriptors
                 for name, value in vars(kind).items():
                     slot = isinstance(value, types.MemberDescriptorType)

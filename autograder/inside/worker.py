@@ -115,7 +115,10 @@ class Service:
         for statement in tree.body:
             module = ast.Module([statement], [])
             try:
-                exec(compile(module, f"<answer {name}>", "exec", flags=flags, dont_inherit=True), self.namespace)
+                exec(
+                    compile(module, f"<answer {name}>", "exec", flags=flags, dont_inherit=True),
+                    self.namespace,
+                )
             except BaseException as error:
                 raised = describe_error(error)
                 first_error = first_error or {"types": list(raised.types), "line": raised.line}
@@ -135,7 +138,13 @@ class Service:
     def _describe(self, packer: Packer, outcome: Outcome) -> dict:
         if outcome.error is not None:
             error = outcome.error
-            return {"error": {"types": list(error.types), "line": error.line, "words": bool(error.message.strip())}}
+            return {
+                "error": {
+                    "types": list(error.types),
+                    "line": error.line,
+                    "words": bool(error.message.strip()),
+                }
+            }
         return {"value": packer.pack(outcome.value), "changed": list(outcome.changed)}
 
     def _answer(self, answer: dict) -> None:

@@ -43,7 +43,9 @@ def private_mounts(tmp_bytes: int) -> None:
     options = f"size={tmp_bytes},nr_inodes=4096,mode=700".encode()
     must(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", flags, options), "mount /tmp")
     for place in (b"/dev/shm", b"/proc"):
-        must(libc.mount(b"tmpfs", place, b"tmpfs", flags | MS_NOEXEC, b"size=4k,nr_inodes=2,mode=500"), "mount")
+        must(
+            libc.mount(b"tmpfs", place, b"tmpfs", flags | MS_NOEXEC, b"size=4k,nr_inodes=2,mode=500"), "mount"
+        )
     os.chdir("/tmp")
 
 
@@ -145,7 +147,11 @@ def main() -> None:
                 poll.unregister(watch)
                 os.close(watch)
                 child, watch = 0, -1
-                report = {"status": status, "cpu_s": usage.ru_utime + usage.ru_stime, "maxrss_kb": usage.ru_maxrss}
+                report = {
+                    "status": status,
+                    "cpu_s": usage.ru_utime + usage.ru_stime,
+                    "maxrss_kb": usage.ru_maxrss,
+                }
                 control.sendall(json.dumps(report).encode())
                 continue
             order, fds = receive_order(control)

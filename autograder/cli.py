@@ -1,0 +1,430 @@
+"""The command `course-llm`."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+
+
+class Failure(Exception):
+    """Ends the command with one line on standard error and exit code 1."""
+
+
+class UsageError(Exception):
+    """Ends the command with one line on standard error and exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command and returns its exit code; an error is one line that says what to do."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        arguments = parser().parse_args(argv)
+        return arguments.run(arguments)
+    except UsageError as error:
+        print(f"course-llm: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except Failure as error:
+        print(f"course-llm: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        print("course-llm: interrupted; what was finished is kept, run it again to go on", file=sys.stderr)
+        return 130
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        print(f"course-llm: {error.strerror or error}{place}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def parser() -> Parser:
+    """The command line."""
+    top = Parser(prog="course-llm", description="Checks and grades the exercises of the course.")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    check = commands.add_parser("check", help="check your own answers on the public cases", description="Checks a notebook or Python file on the public cases, in this process. Exit code 0 only if all that it defines pass.")  # fmt: skip
+    check.add_argument("stem", metavar="STEM", help="the chapter, for example decoding")
+    check.add_argument(
+        "file", metavar="FILE", nargs="?", type=Path, help="an .ipynb or a .py (default: STEM.ipynb)"
+    )
+    check.add_argument("--json", action="store_true", help="print the result as JSON")
+    check.set_defaults(run=run_check)
+
+    grade = commands.add_parser("grade", help="grade submissions in the sandbox, on the hidden cases")
+    grade.add_argument("stem", metavar="STEM", help="the chapter")
+    grade.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a notebook, a .py file, or a folder <student>/STEM/STEM.ipynb")  # fmt: skip
+    grade.add_argument("--json", action="store_true", help="print a list with one object per submission")
+    grade.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: by cores and submissions)"
+    )
+    grade.add_argument(
+        "--course", type=Path, metavar="DIR", help="course folder whose nbgrader gradebook is written"
+    )
+    grade.add_argument(
+        "--device", default="cpu", metavar="D", help="where the exercises' tensors lie: cpu, cuda, mps"
+    )
+    grade.add_argument("--seed", type=int, metavar="S", help="seed of the hidden cases")
+    grade.add_argument("--force", action="store_true", help="grade again what is graded already")
+    grade.add_argument(
+        "--no-sandbox", action="store_true", help="run answers without isolation; every report says so"
+    )
+    grade.add_argument("--scheduler", metavar="ADDRESS", help="grade on a Dask cluster (tcp://host:port)")
+    grade.set_defaults(run=run_grade)
+
+    for name, words in (
+        ("release", "write an assignment into a course folder and release it"),
+        ("collect", "collect submissions into a course folder"),
+        ("feedback", "write the feedback pages of an assignment"),
+        ("export", "write the grades of a course folder as CSV"),
+    ):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("stem", metavar="STEM", help="the chapter")
+        if name == "collect":
+            command.add_argument(
+                "folder", metavar="FOLDER", type=Path, help="folder <student>/STEM/STEM.ipynb"
+            )
+        if name == "export":
+            command.add_argument(
+                "--to", type=Path, metavar="FILE", help="where to write (default: DIR/grades.csv)"
+            )
+        command.add_argument("--course", type=Path, default=Path("course"), metavar="DIR", help="course folder (default: course)")  # fmt: skip
+        command.set_defaults(run=globals()[f"run_{name}"])
+
+    doctor = commands.add_parser("doctor", help="say what isolates on this machine and what does not")
+    doctor.add_argument("--json", action="store_true", help="print the result as JSON")
+    doctor.set_defaults(run=run_doctor)
+
+    pretrain = commands.add_parser("pretrain", help="train the course's model by a recipe", add_help=False)
+    pretrain.add_argument("rest", nargs=argparse.REMAINDER)
+    pretrain.set_defaults(run=run_pretrain)
+    return top
+
+
+def chapter_of(stem: str):
+    """The chapter of a stem, or a usage error that names the chapters."""
+    from autograder import catalog
+
+    try:
+        return catalog.chapter(stem)
+    except catalog.UnknownChapter as error:
+        raise UsageError(str(error)) from None
+
+
+# check
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """`course-llm check`: public cases, in this process."""
+    chapter = chapter_of(arguments.stem)
+    path = arguments.file or Path(f"{arguments.stem}.ipynb")
+    from autograder.submission import SubmissionError, read_submission
+
+    try:
+        submission = read_submission(path, chapter)
+    except SubmissionError as error:
+        raise Failure(str(error)) from None
+    from autograder.check import check_sources
+
+    results = check_sources(chapter, submission)
+    passed = bool(results) and all(r["passed"] for r in results)
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+    elif not results:
+        print(f"{path} defines none of the exercises of {arguments.stem}", file=sys.stderr)
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("exercise", "result", "what is wrong")
+        for row in results:
+            table.add_row(row["name"], "passed" if row["passed"] else "failed", row["message"])
+        Console().print(table)
+    return 0 if passed else EXIT_FAILURE
+
+
+# grade
+
+
+def run_grade(arguments: argparse.Namespace) -> int:
+    """`course-llm grade`: hidden cases, in the sandbox; with `--course` into nbgrader's gradebook."""
+    chapter_of(arguments.stem)
+    if arguments.workers is not None and arguments.workers < 1:
+        raise UsageError(f"--workers needs a number of at least 1, got {arguments.workers}")
+    import torch
+
+    torch.set_num_threads(1)  # children of a process with torch threads hang
+    require_device(arguments.device)
+    from autograder import grading
+    from autograder.course import Course, CourseError
+    from autograder.sandbox import SandboxError, bubblewrap
+    from autograder.submission import SubmissionError
+
+    seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
+    options = grading.Options(seed=seed, device=arguments.device, isolate=not arguments.no_sandbox)
+    try:
+        if options.isolate:
+            bubblewrap()
+        course = Course(arguments.course, create=True) if arguments.course else None
+        files = submissions_in(arguments.paths, arguments.stem, course)
+        reports = grade_files(arguments, files, options, course)
+    except (SandboxError, CourseError, SubmissionError) as error:
+        raise Failure(str(error)) from None
+    if arguments.json:
+        print(json.dumps([report.to_json() for report in reports], indent=1))
+    else:
+        print_class_table(arguments.stem, reports)
+    return 0
+
+
+def require_device(device: str) -> None:
+    """A usage error unless torch has the device."""
+    import torch
+
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"--device takes cpu, cuda, cuda:N or mps, got {device}")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
+    if not there:
+        raise UsageError(
+            f"--device {device}: torch finds no {kind} device on this machine; grade with --device cpu"
+        )
+
+
+def submissions_in(paths: list[Path], stem: str, course) -> dict[str, Path]:
+    """The files to grade by the name of their submission."""
+    from autograder.submission import class_folder
+
+    files: dict[str, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            found = course.collect(stem, path) if course else class_folder(path, stem)
+        elif course:
+            raise UsageError(
+                f"--course takes a folder of submissions <student>/{stem}/{stem}.ipynb, got the file {path}"
+            )
+        else:
+            found = {str(path): path}
+        for name, file in found.items():
+            if name in files and files[name] != file:
+                raise UsageError(f"two submissions are called {name}: {files[name]} and {file}")
+            files[name] = file
+    return files
+
+
+def grade_files(arguments: argparse.Namespace, files: dict[str, Path], options, course) -> list:
+    """Grades files with progress on standard error; returns the reports in the files' order."""
+    from autograder import grading
+    from autograder.course import fingerprint
+
+    stem = arguments.stem
+    reports: dict = {}
+    prints = {name: fingerprint(path, stem, options) for name, path in files.items()} if course else {}
+    if course and not arguments.force:
+        known = {name: course.graded(stem, name, prints[name]) for name in files}
+        reports = {name: report for name, report in known.items() if report is not None}
+        if reports:
+            print(f"{len(reports)} of {len(files)} submissions are graded already", file=sys.stderr)
+    left = {name: path for name, path in files.items() if name not in reports}
+    workers = arguments.workers or grading.default_workers(len(left))
+    with progress(len(left)) as advance, executor_for(arguments.scheduler) as executor:
+        stream = grading.grade_many(stem, left, options, executor, workers)
+        if course and left:
+            with course.writer(stem) as writer:
+                for report in stream:
+                    writer.write(report, files[report.submission], prints[report.submission])
+                    reports[report.submission] = report
+                    advance(report)
+        else:
+            for report in stream:
+                reports[report.submission] = report
+                advance(report)
+    return [reports[name] for name in files]
+
+
+def executor_for(address: str | None):
+    """A context with the executor of a Dask cluster, or with None."""
+    import contextlib
+
+    if address is None:
+        return contextlib.nullcontext()
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--scheduler needs Dask: pip install distributed") from None
+    try:
+        client = Client(address, timeout=20)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise Failure(f"no Dask scheduler answers at {address} ({type(error).__name__})") from None
+    return _DaskExecutor(client)
+
+
+class _DaskExecutor:
+    """Closes the client together with its executor."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def __enter__(self):
+        return self.client.get_executor(pure=False)
+
+    def __exit__(self, *exc: object) -> None:
+        self.client.close()
+
+
+class progress:
+    """A progress bar with rate and time left on standard error, when that is a terminal."""
+
+    def __init__(self, total: int):
+        self.total = total
+        self.bar = None
+
+    def __enter__(self):
+        if self.total > 1 and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())  # fmt: skip
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task("grading", total=self.total, rate="")
+            self.started = time.monotonic()
+            self.done = 0
+        return self.advance
+
+    def advance(self, report) -> None:
+        if self.bar is not None:
+            self.done += 1
+            rate = self.done / max(1e-9, time.monotonic() - self.started)
+            self.bar.update(self.task, advance=1, rate=f"{rate:.1f} submissions/s")
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def print_class_table(stem: str, reports: list) -> None:
+    """The class as a table: points, and the first thing that is wrong."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "submission", "points", "passed", "s", "remark", title=f"{stem}: {len(reports)} submissions"
+    )
+    for report in reports:
+        passed = sum(e.passed for e in report.exercises)
+        wrong = next(
+            (
+                f"{e.name}: {e.near_miss or e.message}"
+                for e in report.exercises
+                if e.attempted and not e.passed
+            ),
+            "",
+        )
+        remark = report.error or wrong or "; ".join(report.remarks)
+        points = f"{report.points:g} / {report.max_points:g}"
+        table.add_row(
+            report.submission,
+            points,
+            f"{passed} / {len(report.exercises)}",
+            f"{report.elapsed_s:.2f}",
+            remark[:160],
+        )
+    console = Console()
+    console.print(table)
+    if not all(r.isolated for r in reports):
+        console.print("Graded WITHOUT a sandbox: the answers ran with your rights.")
+
+
+# the course folder
+
+
+def run_release(arguments: argparse.Namespace) -> int:
+    """`course-llm release`."""
+    chapter_of(arguments.stem)
+    from autograder.course import Course, CourseError
+
+    try:
+        path = Course(arguments.course, create=True).release(arguments.stem)
+    except CourseError as error:
+        raise Failure(str(error)) from None
+    print(f"released {path}")
+    return 0
+
+
+def run_collect(arguments: argparse.Namespace) -> int:
+    """`course-llm collect`."""
+    chapter_of(arguments.stem)
+    from autograder.course import Course, CourseError
+    from autograder.submission import SubmissionError
+
+    if not arguments.folder.is_dir():
+        raise UsageError(f"there is no folder {arguments.folder}")
+    try:
+        collected = Course(arguments.course).collect(arguments.stem, arguments.folder)
+    except (CourseError, SubmissionError) as error:
+        raise Failure(str(error)) from None
+    print(f"collected {len(collected)} submissions into {arguments.course / 'submitted'}")
+    return 0
+
+
+def run_feedback(arguments: argparse.Namespace) -> int:
+    """`course-llm feedback`."""
+    chapter_of(arguments.stem)
+    from autograder.course import Course, CourseError
+
+    try:
+        pages = Course(arguments.course).feedback(arguments.stem)
+    except CourseError as error:
+        raise Failure(str(error)) from None
+    print(f"wrote {len(pages)} feedback pages below {arguments.course / 'feedback'}")
+    return 0
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """`course-llm export`."""
+    chapter_of(arguments.stem)
+    from autograder.course import Course, CourseError
+
+    target = arguments.to or arguments.course / "grades.csv"
+    try:
+        Course(arguments.course).export(target)
+    except CourseError as error:
+        raise Failure(str(error)) from None
+    print(f"wrote {target}")
+    return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """`course-llm doctor`."""
+    from autograder.doctor import examine, print_findings
+
+    findings = examine()
+    if arguments.json:
+        print(json.dumps([vars(f) for f in findings], indent=1))
+    else:
+        print_findings(findings)
+    return 0 if all(f.holds for f in findings) else EXIT_FAILURE
+
+
+def run_pretrain(arguments: argparse.Namespace) -> int:
+    """`course-llm pretrain`: see `course_llm.trainer`."""
+    from course_llm import trainer
+
+    return trainer.main(arguments.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""A course folder in nbgrader's layout: release, collect, grade into the gradebook, feedback, export.
+
+Thin over nbgrader: its API makes the files and owns the gradebook. Only grading is written here a second time, because a class is graded
+many times faster when each submission does not pay for nbgrader's conversions; it leaves the same gradebook and the same files
+(a test compares the two).
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from autograder import catalog, notebooks, put_scripts_on_path
+from autograder.catalog import Chapter
+from autograder.grading import ExerciseReport, Options, SubmissionReport
+from autograder.submission import SubmissionError, parse_notebook, read_text
+
+CONFIG = """\
+# Configuration of nbgrader for this course folder. Add your own settings below.
+from autograder.nbgrader_plugin import configure
+
+c = get_config()  # noqa: F821
+configure(c)
+c.CourseDirectory.course_id = "course_llm"
+"""
+
+
+class CourseError(ValueError):
+    """Something about the course folder is wrong; the message says what to do."""
+
+
+class Course:
+    """A course folder; made when it does not exist yet."""
+
+    def __init__(self, root: Path, create: bool = False):
+        self.root = root.resolve()
+        if not (self.root / "nbgrader_config.py").exists():
+            if not create:
+                raise CourseError(
+                    f"{root} is not a course folder; make it with: course-llm release STEM --course {root}"
+                )
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                (self.root / "nbgrader_config.py").write_text(CONFIG)
+            except OSError as error:
+                raise CourseError(f"{root} cannot be made a course folder: {error.strerror}") from None
+
+    def api(self) -> Any:
+        """nbgrader's API on this folder's own configuration."""
+        put_scripts_on_path()
+        from nbgrader.apps import NbGraderAPI
+        from nbgrader.apps.baseapp import NbGrader
+
+        with contextlib.chdir(self.root):
+            app = NbGrader()
+            app.config_file_paths = [str(self.root)]
+            app.load_config_file("nbgrader_config", path=[str(self.root)])
+        config = app.config
+        config.CourseDirectory.root = str(self.root)
+        return NbGraderAPI(config=config)
+
+    def release(self, stem: str) -> Path:
+        """Writes the assignment into source/ and has nbgrader make the release version and the gradebook's entry."""
+        chapter = catalog.chapter(stem)
+        source = self.root / "source" / stem
+        source.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebooks.released(chapter), source / f"{stem}.ipynb")
+        self._must(self.api().generate_assignment(stem, force=True, create=True), f"release {stem}")
+        return self.root / "release" / stem / f"{stem}.ipynb"
+
+    def released(self, stem: str) -> bool:
+        """Whether the gradebook knows the assignment."""
+        return (self.root / "release" / stem).is_dir() and (self.root / "gradebook.db").exists()
+
+    def collect(self, stem: str, folder: Path) -> dict[str, Path]:
+        """Copies a folder of submissions, `<student>/<stem>/<stem>.ipynb`, into submitted/; links are not followed."""
+        from autograder.submission import class_folder
+
+        collected = {}
+        for student, path in class_folder(folder, stem).items():
+            target = self.root / "submitted" / student / stem
+            if target.resolve() != path.parent.resolve():
+                target.mkdir(parents=True, exist_ok=True)
+                for file in sorted(path.parent.iterdir()) if not path.parent.is_symlink() else ():
+                    if file.is_file() and not file.is_symlink():
+                        shutil.copy(file, target / file.name)
+            collected[student] = target / f"{stem}.ipynb"
+        return collected
+
+    def submitted(self, stem: str) -> dict[str, Path]:
+        """The collected submissions by student."""
+        from autograder.submission import class_folder
+
+        return class_folder(self.root / "submitted", stem)
+
+    def feedback(self, stem: str) -> list[Path]:
+        """Has nbgrader write the feedback pages."""
+        self._must(self.api().generate_feedback(stem, force=True), f"write the feedback for {stem}")
+        return sorted((self.root / "feedback").glob(f"*/{stem}/{stem}.html"))
+
+    def export(self, target: Path) -> Path:
+        """Has nbgrader write all grades as CSV."""
+        from nbgrader.plugins import CsvExportPlugin
+
+        with self.api().gradebook as gradebook:
+            plugin = CsvExportPlugin()
+            plugin.to = str(target)
+            plugin.export(gradebook)
+        return target
+
+    def _must(self, result: dict, what: str) -> None:
+        if not result["success"]:
+            words = (result.get("error") or result.get("log") or "").strip().splitlines()
+            raise CourseError(f"nbgrader could not {what}: {words[-1] if words else 'no reason given'}")
+
+    # grading
+
+    def graded(self, stem: str, student: str, fingerprint: str) -> SubmissionReport | None:
+        """The report of a submission that has been graded already, in this form and by these rules."""
+        path = self.root / "autograded" / student / stem / f"{stem}.ipynb"
+        try:
+            ours = json.loads(path.read_text())["metadata"][notebooks.OURS]
+            if ours["fingerprint"] != fingerprint:
+                return None
+            data = ours["report"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        exercises = [ExerciseReport(**e) for e in data["exercises"]]
+        return SubmissionReport(
+            data["submission"],
+            exercises,
+            data["error"],
+            data["remarks"],
+            data["elapsed_s"],
+            data["sandboxed"],
+        )
+
+    @contextlib.contextmanager
+    def writer(self, stem: str) -> Iterator["GradeWriter"]:
+        """Opens the gradebook for the one process that writes it."""
+        from nbgrader.api import Gradebook
+
+        if not self.released(stem):
+            self.release(stem)
+        with Gradebook(self.api().coursedir.db_url, "course_llm") as gradebook:
+            yield GradeWriter(self, catalog.chapter(stem), gradebook)
+
+
+class GradeWriter:
+    """Writes reports into the gradebook and the autograded notebooks, one submission at a time, all or nothing."""
+
+    def __init__(self, course: Course, chapter: Chapter, gradebook: Any):
+        self.course = course
+        self.chapter = chapter
+        self.gradebook = gradebook
+
+    def write(self, report: SubmissionReport, path: Path, fingerprint: str) -> None:
+        """Saves one submission's grades; the notebook comes last, so that a killed run grades it again."""
+        try:
+            data = parse_notebook(read_text(path), path.name)
+            notebook, _ = notebooks.rebuilt(data, self.chapter)
+        except SubmissionError as error:
+            notebook = notebooks.unreadable(str(error), self.chapter)
+        reports = {e.name: e for e in report.exercises}
+        notebooks.fill_outputs(notebook, reports)
+        notebooks.store_report(notebook, report, fingerprint)
+        self._save_grades(report, reports, path, notebook)
+        target = self.course.root / "autograded" / report.submission / self.chapter.stem
+        target.mkdir(parents=True, exist_ok=True)
+        timestamp = path.parent / "timestamp.txt"
+        if timestamp.is_file() and not timestamp.is_symlink():
+            shutil.copy(timestamp, target / "timestamp.txt")
+        write_atomically(
+            target / f"{self.chapter.stem}.ipynb", json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+        )
+
+    def _save_grades(self, report: SubmissionReport, reports: dict, path: Path, notebook: Any) -> None:
+        from nbgrader.utils import compute_checksum, determine_grade
+
+        gradebook, stem = self.gradebook, self.chapter.stem
+        gradebook.update_or_create_student(report.submission)
+        stamp = timestamp_of(path.parent)
+        extra = {"timestamp": stamp} if stamp else {}
+        submission = gradebook.update_or_create_submission(stem, report.submission, **extra)
+        cells = {c.metadata["nbgrader"]["grade_id"]: c for c in notebook.cells if "nbgrader" in c.metadata}
+        for saved in submission.notebooks:
+            for grade in saved.grades:
+                grade.auto_score = (
+                    determine_grade(cells[grade.cell.name])[0] if grade.cell.name in cells else 0.0
+                )
+                grade.needs_manual_grade = grade.manual_score is not None
+            for comment in saved.comments:
+                cell = cells.get(comment.cell.name)
+                blank = cell is not None and cell.metadata.nbgrader.get("checksum") == compute_checksum(cell)
+                comment.auto_comment = "No response." if blank else None
+            saved.late_submission_penalty = None
+        gradebook.db.commit()
+        if submission.total_seconds_late > 0:
+            self._late_penalty(report.submission)
+
+    def _late_penalty(self, student: str) -> None:
+        from nbgrader.preprocessors import AssignLatePenalties
+
+        api = self.course.api()
+        names = {"notebook": self.chapter.stem, "assignment": self.chapter.stem, "student": student,
+                 "db_url": api.coursedir.db_url}  # fmt: skip
+        empty = nbformat.v4.new_notebook()
+        AssignLatePenalties(parent=api).preprocess(empty, {"nbgrader": names})
+
+
+def timestamp_of(folder: Path) -> Any:
+    """When a submission was handed in, from nbgrader's timestamp.txt; None where there is none that can be read."""
+    from nbgrader.utils import parse_utc
+
+    path = folder / "timestamp.txt"
+    try:
+        text = path.read_text()[:100].strip() if path.is_file() and not path.is_symlink() else ""
+        return parse_utc(text) if text else None
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file as a whole: a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def fingerprint(path: Path, stem: str, options: Options) -> str:
+    """Changes when the submission, the checks, the reference or the options change."""
+    digest = hashlib.sha256(rules_fingerprint(stem).encode())
+    digest.update(json.dumps([options.seed, options.device]).encode())
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def rules_fingerprint(stem: str) -> str:
+    """Changes when what is graded against changes."""
+    import importlib
+
+    digest = hashlib.sha256()
+    for name in (
+        f"autograder.checks.{stem}",
+        f"course_llm.{stem}",
+        "autograder.judge",
+        "autograder.spec",
+        "autograder.compare",
+    ):
+        digest.update(Path(importlib.import_module(name).__file__).read_bytes())
+    digest.update(json.dumps(catalog.chapter(stem).notebook, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+logging.getLogger("nbgrader").setLevel(logging.ERROR)

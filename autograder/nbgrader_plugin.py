@@ -1,0 +1,133 @@
+"""Puts the sandboxed grader in the place of nbgrader's `Execute`.
+
+`nbgrader_config.py` calls `configure(c)`. From then on `nbgrader autograde`, the formgrader's button and `course-llm grade --course`
+give the same grades: the submission is rebuilt on the released notebook as it is read, and the graded cells get their outputs from the sandbox instead of a kernel.
+"""
+
+import atexit
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbconvert.exporters import NotebookExporter
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Integer, Unicode
+from traitlets.config import Config
+
+from autograder import catalog, notebooks
+from autograder.catalog import UnknownChapter
+from autograder.grading import GRADING_SEED, Grader, Options
+from autograder.submission import SubmissionError, from_notebook, parse_notebook, read_text
+
+
+class SubmissionExporter(NotebookExporter):
+    """Reads a submission as text and hands nbgrader the released notebook with its answers."""
+
+    def from_filename(self, filename: str, resources: dict | None = None, **kwargs: Any) -> tuple[str, dict]:
+        path = Path(filename)
+        chapter = chapter_of(path.stem)
+        try:
+            data = parse_notebook(read_text(path), path.name)
+            ours = (
+                (data.get("metadata") or {}).get(notebooks.OURS)
+                if isinstance(data.get("metadata"), dict)
+                else None
+            )
+            notebook, _ = notebooks.rebuilt(data, chapter)
+            first_pass = (resources or {}).get("nbgrader", {}).get(
+                "second_pass"
+            ) is None and "submitted" in path.parts
+            if ours and not first_pass:
+                notebook.metadata[notebooks.OURS] = ours
+        except SubmissionError as error:
+            self.log.error("%s: %s", filename, error)
+            notebook = notebooks.unreadable(str(error), chapter)
+        return self.from_notebook_node(nbformat.from_dict(notebook), resources, **kwargs)
+
+
+class GradeInSandbox(NbGraderPreprocessor):
+    """Stands where `Execute` stands: grades the answers out of process and writes the graded cells' outputs."""
+
+    seed = Integer(GRADING_SEED, help="Seed of the hidden cases.").tag(config=True)
+    device = Unicode("cpu", help="Device on which the exercises' tensors lie.").tag(config=True)
+
+    def preprocess(self, nb: nbformat.NotebookNode, resources: dict) -> tuple[nbformat.NotebookNode, dict]:
+        names = resources.get("nbgrader", {})
+        chapter = chapter_of(names["notebook"])
+        student = names.get("student", "")
+        ours = nb.metadata.get(notebooks.OURS, {})
+        grader = warm_grader(chapter.stem, self.seed, self.device)
+        submission = from_notebook(json.loads(json.dumps(nb)), chapter)
+        report = grader.grade(submission, student)
+        if ours.get("error"):
+            for exercise in report.exercises:
+                exercise.message = ours["error"]
+        for remark in ours.get("remarks", ()):
+            self.log.warning("%s: %s", student, remark)
+        notebooks.fill_outputs(nb, {e.name: e for e in report.exercises})
+        self.log.info("%s: %g of %g points", student, report.points, report.max_points)
+        return nb, resources
+
+
+def chapter_of(notebook: str) -> catalog.Chapter:
+    """The chapter of a notebook.
+
+    Raises:
+        SubmissionError: the course has no such notebook; it is not executed instead.
+    """
+    try:
+        return catalog.chapter(notebook)
+    except UnknownChapter as error:
+        raise SubmissionError(f"{notebook}.ipynb is not graded: {error}") from None
+
+
+@functools.cache
+def warm_grader(stem: str, seed: int, device: str) -> Grader:
+    """One grader per chapter and process; its sandbox stays warm until the process ends."""
+    import torch
+
+    torch.set_num_threads(1)
+    grader = Grader(catalog.chapter(stem), Options(seed=seed, device=device))
+    atexit.register(grader.sandbox.close)
+    return grader
+
+
+def configure(config: Config) -> None:
+    """Sets nbgrader up for this course; to be called in `nbgrader_config.py`."""
+    config.Autograde.exporter_class = SubmissionExporter
+    config.Autograde.autograde_preprocessors = [
+        GradeInSandbox,
+        "nbgrader.preprocessors.LimitOutput",
+        "nbgrader.preprocessors.SaveAutoGrades",
+        "nbgrader.preprocessors.AssignLatePenalties",
+        "nbgrader.preprocessors.CheckCellMetadata",
+    ]
+    give_validate_an_exit_code()
+
+
+def give_validate_an_exit_code() -> None:
+    """Makes `nbgrader validate` exit with 1 when a notebook does not pass (nbgrader 0.9 always exits with 0)."""
+    from nbgrader.apps.validateapp import ValidateApp
+    from nbgrader.validator import Validator
+
+    if getattr(ValidateApp.start, "exits", False):
+        return
+    stock_validate, stock_start = Validator.validate, ValidateApp.start
+    failures: list[str] = []
+
+    def validate(self: Validator, filename: str) -> dict:
+        results = stock_validate(self, filename)
+        if results:
+            failures.append(filename)
+        return results
+
+    def start(self: ValidateApp) -> None:
+        stock_start(self)
+        if failures:
+            sys.exit(1)
+
+    start.exits = True
+    Validator.validate, ValidateApp.start = validate, start
