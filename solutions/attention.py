@@ -7,6 +7,7 @@
 # Three conventions hold throughout. Vectors are rows and are multiplied by matrices from the right, `x @ w`. `*batch` in
 # a shape stands for any number of batch axes, none included. A float result has the dtype of its inputs, also in `float16`
 # and `bfloat16`, and no input is changed in place. Gradients must flow to every float input but a mask.
+# An answer may call the functions that you wrote in earlier cells.
 
 # %% given
 from course_llm.weights import BlockWeights
@@ -256,7 +257,7 @@ def apply_rope(x, positions, base=10000.0):
 # **Example.** With `w_o`, `w_down` and `b_down` all zero, both branches add nothing, and the result is `x`.
 
 # %% exercise="decoder_block"
-def decoder_block(x, weights, heads):
+def decoder_block(x, weights: BlockWeights, heads):
     ### BEGIN SOLUTION
     batch, seq, d_hidden = x.shape
     normed = F.layer_norm(x, (d_hidden,), weights.ln1_scale, weights.ln1_bias, 1e-5)

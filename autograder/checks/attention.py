@@ -13,9 +13,11 @@ INF = math.inf
 HALF_AND_DOUBLE = (torch.float16, torch.bfloat16, torch.float64)
 
 
-def tolerant(case, dtype):
-    """Softmax, sines and norms may run in float32 inside, float64 inputs included."""
-    return case.close(1e-5, 1e-5) if dtype == torch.float64 else case
+def tolerant(case, dtype, steps=1):
+    """Softmax, sines and norms may run in float32 inside, float64 inputs included; half precision rounds at
+    each step."""
+    atol = {torch.float64: 1e-5, torch.float16: steps * 4e-3, torch.bfloat16: steps * 3e-2}[dtype]
+    return case.close(atol, atol)
 
 
 def holes(g: Gen, *shape: int, dtype=torch.float32):
@@ -150,6 +152,15 @@ def _(q, k, v, mask=None):
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     scores = scores if mask is None else scores + mask
     return torch.softmax(scores, dim=-2) @ v
+
+
+@scaled_dot_product_attention.near_miss("softmax-over-axis-one")
+def _(q, k, v, mask=None):
+    """The softmax runs over axis 1, which is the axis of the keys only where there is no batch dimension.
+    Count from the end: `dim=-1`."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    return torch.softmax(scores, dim=1) @ v
 
 
 @scaled_dot_product_attention.near_miss("mask-after-softmax")
@@ -461,8 +472,8 @@ def _(g: Gen):
     """Keeps the dtype of its inputs, half precision included, with and without a mask."""
     for dtype in HALF_AND_DOUBLE:
         args = mha(g, 2, dtype=dtype)
-        yield tolerant(call(*args), dtype).says(f"{dtype}, no mask")
-        yield tolerant(call(*args, holes(g, 3, 5, dtype=dtype)), dtype).says(f"{dtype}, with a mask")
+        yield tolerant(call(*args), dtype, steps=2).says(f"{dtype}, no mask")
+        yield tolerant(call(*args, holes(g, 3, 5, dtype=dtype)), dtype, steps=2).says(f"{dtype}, with a mask")
 
 
 @multi_head_attention.group("gradient", share=1)
@@ -1125,7 +1136,7 @@ def _(g: Gen):
     """Keeps the dtype of its input, half precision included."""
     for dtype in HALF_AND_DOUBLE:
         case = call(0.5 * g.randn(2, 4, 8, dtype=dtype), block_weights(g, dtype=dtype), 2)
-        yield tolerant(case, dtype).says(f"{dtype}")
+        yield tolerant(case, dtype, steps=3).says(f"{dtype}")
 
 
 @decoder_block.group("gradient", share=1)
