@@ -408,6 +408,8 @@ def _layer(
     heads: str = "blocks",
     project: bool = True,
     swap: bool = False,
+    merge: str = "transposed",
+    values: str = "own",
     softmax_dim: int = -1,
     rope_q: str = "per head",
 ) -> Tensor:
@@ -436,7 +438,9 @@ def _layer(
     if mask == "strict":
         hidden[:, 0] = False
     attention = scores.masked_fill(hidden, -math.inf).softmax(softmax_dim).nan_to_num(0.0)
-    out = merge_heads(attention @ v)
+    v = k_c if values == "keys" else v
+    mixed = attention @ v
+    out = merge_heads(mixed) if merge == "transposed" else mixed.reshape(*h.shape[:2], -1)
     return out @ w.w_o if project else out
 
 
@@ -600,6 +604,19 @@ def _(h, weights):
     return _whole(h, weights, swap=True)
 
 
+@latent_attention.near_miss("values-from-keys")
+def _(h, weights):
+    """The expanded keys are used as values, too. Values have an up-projection of their own: c · w_uv."""
+    return _whole(h, weights, values="keys")
+
+
+@latent_attention.near_miss("heads-merged-without-transpose")
+def _(h, weights):
+    """The heads are not put side by side again: a `reshape` of (batch, heads, seq, d_h) mixes tokens. Transpose axes 1 and 2
+    first."""
+    return _whole(h, weights, merge="plain")
+
+
 @latent_attention.near_miss("softmax-over-queries")
 def _(h, weights):
     """The softmax runs over the queries. Each query shares out its attention among the keys: use dim=-1."""
@@ -757,6 +774,19 @@ def _(h, c, k_r, weights):
 def _(h, c, k_r, weights):
     """W_UV is absorbed into the query and W_UK into the output. It is the other way round."""
     return _layer(h, c, k_r, weights, swap=True)
+
+
+@latent_attention_absorbed.near_miss("heads-merged-without-transpose")
+def _(h, c, k_r, weights):
+    """The heads are not put side by side again: a `reshape` of (batch, heads, queries, d_h) mixes tokens. Transpose axes 1 and
+    2 first."""
+    return _layer(h, c, k_r, weights, merge="plain")
+
+
+@latent_attention_absorbed.near_miss("heads-interleaved")
+def _(h, c, k_r, weights):
+    """Heads take every heads-th column. They are consecutive blocks: view the width as (heads, d_h), not (d_h, heads)."""
+    return _layer(h, c, k_r, weights, heads="interleaved")
 
 
 @latent_attention_absorbed.near_miss("expanded")
@@ -1179,6 +1209,42 @@ class _(_Cache):
         self.k_r.zero_()
 
 
+@LatentCache.near_miss("reset-of-the-length-alone")
+class _(_Cache):
+    """`reset` sets `length` to 0, but what `update` returns does not follow it: the old rows still come first. Let the
+    returned rows end at `length`, or empty what is kept."""
+
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        super().__init__(batch, 0, d_c, d_r, dtype, device)
+        self.c, self.k_r, self.max_seq = self.c[:, :0], self.k_r[:, :0], max_seq
+
+    def update(self, c, k_r):
+        self.check(c)
+        self.c, self.k_r = torch.cat([self.c, c], 1), torch.cat([self.k_r, k_r], 1)
+        self.length += c.shape[1]
+        return self.c, self.k_r
+
+
+@LatentCache.near_miss("drops-what-does-not-fit")
+class _(_Cache):
+    """Rows that do not fit are dropped in silence, and the model goes on with a hole in its past. Raise a ValueError."""
+
+    def update(self, c, k_r):
+        room = self.max_seq - self.length
+        return super().update(c[:, :room], k_r[:, :room])
+
+
+@LatentCache.near_miss("partly-written")
+class _(_Cache):
+    """A refused update has stored the rows that still fitted. Compare length + new with max_seq before the first row is
+    written."""
+
+    def update(self, c, k_r):
+        for t in range(c.shape[1]):
+            held = super().update(c[:, t : t + 1], k_r[:, t : t + 1])
+        return held
+
+
 @LatentCache.near_miss("no-limit")
 class _(_Cache):
     """The cache grows past max_seq. Its room is fixed: raise a ValueError when the new rows do not fit."""
@@ -1417,7 +1483,8 @@ def _(h, weights, cache):
 
 @latent_decode_step.near_miss("query-at-zero")
 def _(h, weights, cache):
-    """The query is rotated at position 0. It stands where the new token stands, at `cache.length` before the update."""
+    """The query is not rotated, or at position 0, which is the same. It stands where the new token stands: at `cache.length`
+    before the update."""
     return _step(h, weights, cache, query_at=-cache.length)
 
 
@@ -1425,6 +1492,14 @@ def _(h, weights, cache):
 def _(h, weights, cache):
     """The key is stored unrotated. A cached key is never touched again: rotate it at its position, then store it."""
     return _step(h, weights, cache, rotated=False)
+
+
+@latent_decode_step.near_miss("rotates-when-reading")
+def _(h, weights, cache):
+    """Keys are stored unrotated and all of them are turned anew in every step. Rotate a key once, at its position, and store
+    it rotated: the cache holds nothing that has to be computed again."""
+    c, k_r = cache.update(h @ weights.w_dkv, h @ weights.w_kr)
+    return _layer(h, c, apply_rope(k_r, torch.arange(c.shape[1])), weights)
 
 
 @latent_decode_step.near_miss("rotates-the-cache-again")
@@ -1469,6 +1544,12 @@ def _(h, weights, cache):
     cache.update(c, k_r)
     c, k_r = cache.update(c, k_r)
     return _layer(h, c, apply_rope(k_r, torch.full((c.shape[1],), c.shape[1] - 1 - position)), weights)
+
+
+@latent_decode_step.near_miss("scale-without-rotary")
+def _(h, weights, cache):
+    """The scale counts the content part alone. Divide by √(d_h + d_r)."""
+    return _step(h, weights, cache, width="d_h")
 
 
 @latent_decode_step.near_miss("scale-from-absorbed-width")
@@ -1693,6 +1774,18 @@ def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_elem
     return int(abs(memory_bytes - model_bytes) // (seq * layers * elements_per_token * bytes_per_element))
 
 
+@largest_batch.near_miss("at-least-one")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """At least one sequence is promised. When the model or its first sequence does not fit, the answer is 0."""
+    return max(1, _fits(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element))
+
+
+@largest_batch.near_miss("not-quite-full")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """A memory that is filled to the last byte counts as too small. It fits: compare with ≤, not with <."""
+    return _fits(memory_bytes - 1, model_bytes, seq, layers, elements_per_token, bytes_per_element)
+
+
 @largest_batch.near_miss("model-forgotten")
 def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
     """The weights are forgotten. They take their part of the memory first: subtract model_bytes."""
@@ -1839,6 +1932,12 @@ _lora_pair(
     "The update is divided by the root of the rank. That is a later variant; LoRA divides by r itself.",
     lambda alpha, r: alpha / r**0.5,
 )
+
+
+@lora_forward.near_miss("forward-without-scale")
+def _(x, w, a, b, alpha):
+    """The forward pass forgets the scale that the merge has. Both are x·W + (alpha/r)·x·A·B."""
+    return x @ w + x @ a @ b
 
 
 @lora_forward.near_miss("weight-left-out")
