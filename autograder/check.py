@@ -142,7 +142,7 @@ def check(name: str) -> None:
     """
     if callable(name):
         name = getattr(name, "__name__", str(name))
-    chapter, entry = catalog.entry(name)
+    _, entry = catalog.entry(name)
     namespace = sys._getframe(1).f_globals
     missing = [f for f in entry.functions if f not in namespace]
     if missing:

@@ -99,7 +99,7 @@ class Result:
             return self.diagnosis.says
         for result in self.groups:
             if found := result.first_complaint:
-                index, complaint = found
+                _, complaint = found
                 return f"{sentence(result.group.says)} {sentence(complaint)}"
         return ""
 

@@ -173,7 +173,7 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
             command += ["--dev-bind", str(node), str(node)]
     command += ["--ro-bind", str(files), "/grader", "--chdir", "/", "--remount-ro", "/"]
     interpreter = os.path.realpath(sys.executable)
-    start = "import sys; sys.path[:0] = ['/grader', '/site']; sys.argv = ['zygote', '%d']; " % control_fd
+    start = f"import sys; sys.path[:0] = ['/grader', '/site']; sys.argv = ['zygote', '{control_fd}']; "
     return [
         *command,
         "--",
