@@ -157,10 +157,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: Any
     tensors, metadata = load_tensors(path)
     if "config" not in metadata:
         raise ValueError(f"load_model needs a file of save_model, got {path}: it holds no configuration")
-    model = Decoder(config_from_dict(metadata["config"]), device="meta").to(dtype)
-    model = model.to_empty(device=device or "cpu")
-    if model.config.tied:
-        model.head.weight = model.embedding.weight
+    model = Decoder(config_from_dict(metadata["config"]), seed=None, device=device).to(dtype)
     fill(model, tensors, path, {"head.weight": "embedding.weight"} if model.config.tied else None)
     return model.eval()
 

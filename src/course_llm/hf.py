@@ -71,9 +71,7 @@ def from_state_dict(
     convert = _gpt2 if settings["model_type"] == "gpt2" else _llama_like
     converted = convert(source, config, settings)
     source.refuse_left_over(config.layers)
-    model = Decoder(config, device="meta").to(dtype).to_empty(device=device or "cpu")
-    if config.tied:
-        model.head.weight = model.embedding.weight
+    model = Decoder(config, seed=None, device=device).to(dtype)
     fill(model, converted, "the checkpoint", {"head.weight": "embedding.weight"} if config.tied else None)
     return model.eval()
 

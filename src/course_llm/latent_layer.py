@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from course_llm.layers import RMSNorm, Step, rotate
+from course_llm.layers import Linear, RMSNorm, Step, rotate
 
 LATENT_NORM_EPS = 1e-6  # DeepSeek's, whatever the eps of the other norms
 
@@ -31,8 +31,8 @@ class LatentAttention(nn.Module):
         self.d_h, self.d_r, self.d_v, self.d_c = config.d_head, sizes.rope_dim, sizes.value_dim, sizes.d_c
         self.scale = config.attention_scale or (self.d_h + self.d_r) ** -0.5
 
-        def linear(d_in: int, d_out: int, bias: bool = False) -> nn.Linear:
-            return nn.Linear(d_in, d_out, bias=bias, device=device)
+        def linear(d_in: int, d_out: int, bias: bool = False) -> Linear:
+            return Linear(d_in, d_out, bias=bias, device=device)
 
         biases, queries = config.biases, self.heads * (self.d_h + self.d_r)
         compressed = sizes.d_cq is not None

@@ -115,6 +115,20 @@ def sinusoids(
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(dtype)
 
 
+class Linear(nn.Linear):
+    """A linear layer whose weights stay unset: `Decoder.initialise` draws them, or a checkpoint fills them."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the memory as it is; drawing numbers only to overwrite them takes longer than loading."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding whose weights stay unset, as in `Linear`."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the memory as it is."""
+
+
 class RMSNorm(nn.Module):
     """Divides by the root mean square over the last axis and scales (arXiv 1910.07467); statistics in float32."""
 
@@ -179,8 +193,8 @@ class Attention(nn.Module):
         self.layer = layer
         self.scale = config.attention_scale or self.head_dim**-0.5
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = nn.Linear(config.d_hidden, rows, bias=config.biases or config.qkv_biases, device=device)
-        self.out = nn.Linear(self.heads * self.head_dim, config.d_hidden, bias=config.biases, device=device)
+        self.qkv = Linear(config.d_hidden, rows, bias=config.biases or config.qkv_biases, device=device)
+        self.out = Linear(self.heads * self.head_dim, config.d_hidden, bias=config.biases, device=device)
         self.q_norm = RMSNorm(self.head_dim, config.norm_eps, device) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps, device) if config.qk_norm else None
 
@@ -206,8 +220,8 @@ class FeedForward(nn.Module):
         d_ff = d_ff or config.d_ff
         self.kind = config.feed_forward
         width = 2 * d_ff if self.kind == "swiglu" else d_ff
-        self.up = nn.Linear(config.d_hidden, width, bias=config.biases, device=device)
-        self.down = nn.Linear(d_ff, config.d_hidden, bias=config.biases, device=device)
+        self.up = Linear(config.d_hidden, width, bias=config.biases, device=device)
+        self.down = Linear(d_ff, config.d_hidden, bias=config.biases, device=device)
 
     def forward(self, x: Float[Tensor, "*batch d_hidden"]) -> Float[Tensor, "*batch d_hidden"]:
         up = self.up(x)

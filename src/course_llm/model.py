@@ -23,8 +23,10 @@ from course_llm.experts import ExpertsConfig, MixtureOfExperts
 from course_llm.latent_layer import LatentAttention
 from course_llm.layers import (
     Attention,
+    Embedding,
     FeedForward,
     LatentConfig,
+    Linear,
     RMSNorm,
     RopeScaling,
     Step,
@@ -162,21 +164,22 @@ class Decoder(nn.Module):
         config: what to build.
         seed: of the initial weights: normal, 0.02, output projections of a layer smaller by sqrt(2·layers)
             (GPT-2).
+            None leaves the memory unset, to be filled from a checkpoint.
         device: where to build; "meta" makes no weights.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0, device: Any = None) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None = 0, device: Any = None) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.d_hidden, device=device)
+        self.embedding = Embedding(config.vocab, config.d_hidden, device=device)
         learned = config.positions == "learned"
-        self.positions = nn.Embedding(config.context, config.d_hidden, device=device) if learned else None
+        self.positions = Embedding(config.context, config.d_hidden, device=device) if learned else None
         self.blocks = nn.ModuleList(Block(config, layer, device) for layer in range(config.layers))
         self.norm = make_norm(config, device)
-        self.head = nn.Linear(config.d_hidden, config.vocab, bias=False, device=device)
+        self.head = Linear(config.d_hidden, config.vocab, bias=False, device=device)
         if config.tied:
             self.head.weight = self.embedding.weight
-        if self.embedding.weight.device.type != "meta":
+        if seed is not None and self.embedding.weight.device.type != "meta":
             self.initialise(seed)
 
     @torch.no_grad()
