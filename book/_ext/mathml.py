@@ -337,6 +337,8 @@ class Parser:
         if name in IDENTIFIERS:
             upright = {"mathvariant": "normal"} if name[0].isupper() and name in GREEK else {}
             return element("mi", html.escape(IDENTIFIERS[name]), **upright), "plain"
+        if name in ("dots", "ldots", "dotsc", "dotsb"):
+            return operator(OPERATORS[name], lspace="0", rspace="0"), "plain"
         if name in OPERATORS:
             return operator(OPERATORS[name]), "plain"
         if name in LARGE:
