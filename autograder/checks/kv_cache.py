@@ -5,6 +5,7 @@ conversation needs a tensor that stays with the implementation (to see whether t
 returned earlier still holds), `keep` calls a method and holds on to what it returns.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -55,77 +56,166 @@ def numbers(want: Any) -> Callable[..., str | None]:
     return verdict
 
 
-# kv_cache_bytes
-
-kv_cache_bytes = Exercise("kv_cache_bytes", ref, see="cache-size")
-
-
-def _size(*args: Any, want: float | None = None, **kwargs: Any) -> Case:
-    expected = ref.kv_cache_bytes(*args, **kwargs)
-    assert want is None or want == expected
-    return call(*args, **kwargs).judge(numbers(expected))
+@functools.cache
+def shared_buffers(*key: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two buffers of a shape and dtype that all instances of a near-miss share, as class attributes would."""
+    *shape, dtype = key
+    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
 
-@kv_cache_bytes.group("values", share=2)
+# cached_attention
+
+cached_attention = Exercise("cached_attention", ref, see="newest-row")
+
+
+def _qkv(
+    g: Gen, *batch: int, queries: int, keys: int, d_k: int = 4, d_v: int = 4, dtype: torch.dtype = F32
+) -> tuple:
+    return (
+        g.randn(*batch, queries, d_k, dtype=dtype),
+        g.randn(*batch, keys, d_k, dtype=dtype),
+        g.randn(*batch, keys, d_v, dtype=dtype),
+    )
+
+
+def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The independent fact: torch's attention with a mask that is aligned to the end."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **kwargs)
+
+
+@cached_attention.group("values", share=2)
 def _(g: Gen):
-    """Multiplies keys and values, layers, heads, width, sequences, tokens and bytes."""
-    yield _size(1, 1, 96, 96, 128, want=4_718_592).says("one token of GPT-3 in FP16: 4.72 MB")
-    yield _size(1, 1, 80, 8, 128, want=327_680).says("one token of Llama-2-70B in FP16: 328 kB")
-    batch, seq = g.python.randint(2, 9), g.python.randint(100, 5000)
-    yield _size(batch, seq, 32, 8, 128, want=131_072 * batch * seq).says("many sequences of Llama-3-8B")
-    yield _size(3, 5, 7, 11, 13).says("five different numbers")
+    """Attends from the last rows to all keys up to their own position."""
+    for queries, keys, words in (
+        (6, 6, "a whole prompt"),
+        (1, 6, "one new token"),
+        (3, 7, "a chunk behind a past"),
+    ):
+        args = _qkv(g, 2, 3, queries=queries, keys=keys)
+        yield call(*args).expect(_torch_attention(*args)).says(words)
+    yield call(*_qkv(g, 2, 3, queries=1, keys=1)).says("the first token")
+    yield call(*_qkv(g, 2, 2, queries=5, keys=6)).says("a chunk behind one token")
+    args = _qkv(g, 2, 3, queries=2, keys=5, d_k=4, d_v=6)
+    yield call(*args).expect(_torch_attention(*args)).says("values wider than keys")
+    yield call(*_qkv(g, 2, 3, queries=4, keys=4, d_k=8, d_v=2)).says("values narrower than keys")
 
 
-@kv_cache_bytes.group("element", share=1)
+@cached_attention.group("batch dimensions", share=1)
 def _(g: Gen):
-    """Follows the bytes of an element: 2 when nothing is said, fractions too."""
-    for width in (1, 4, 8):
-        yield _size(2, 3, 5, 7, 12, width).says(f"{width} bytes an element")
-    yield _size(2, 3, 5, 7, 12, bytes_per_element=1).says("by keyword")
-    yield _size(2, 3, 5, 7, 12, 0.5).says("4 bits: half a byte")
-    yield _size(3, 1, 5, 7, 13, 0.75).says("6 bits: three quarters of a byte")
+    """Takes any number of batch dimensions, and inputs that are not contiguous."""
+    for batch in ((), (3,), (2, 1, 3, 2)):
+        for queries, keys in ((4, 4), (2, 5), (1, 3)):
+            yield call(*_qkv(g, *batch, queries=queries, keys=keys)).says(
+                f"{len(batch)} batch dimensions, {queries} queries, {keys} keys"
+            )
+    q, k, v = (g.randn(2, n, 3, 4).transpose(1, 2) for n in (2, 5, 5))
+    yield call(q, k, v).says("heads moved by a transpose")
 
 
-@kv_cache_bytes.near_miss("query-heads")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """The size does not follow kv_heads: the cache holds keys and values, so its heads count, not the query heads."""
-    return 2 * batch * seq * layers * 32 * head_dim * bytes_per_element
+@cached_attention.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype: float16, bfloat16, float64."""
+    for dtype in (F16, BF16, F64):
+        for queries, keys in ((4, 4), (2, 6), (1, 5)):
+            yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, dtype=dtype)).says(
+                f"{str(dtype).removeprefix('torch.')}, {queries} queries"
+            )
 
 
-@kv_cache_bytes.near_miss("one-of-two")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """Only one of keys and values is counted: both are cached, so one more factor of 2."""
-    return batch * seq * layers * kv_heads * head_dim * bytes_per_element
+@cached_attention.group("gradient", share=1)
+def _(g: Gen):
+    """Lets gradients flow to q, k and v."""
+    for queries, keys, words in ((4, 4, "a whole prompt"), (2, 5, "a chunk"), (1, 4, "one token")):
+        yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, d_v=3)).gradient().says(words)
 
 
-@kv_cache_bytes.near_miss("always-fp16")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """The lecture's second factor of 2 is FP16 only: multiply by bytes_per_element in its place."""
-    return 2 * 2 * batch * seq * layers * kv_heads * head_dim
+@cached_attention.group("cost", share=1)
+def _(g: Gen):
+    """Costs the formula's FLOPs: nothing is computed for rows that are not asked for."""
+    for queries, keys in ((1, 48), (3, 40)):
+        args = _qkv(g, 2, 3, queries=queries, keys=keys, d_k=4, d_v=5)
+
+        def run(s: Subject, args=args, queries=queries, keys=keys) -> None:
+            flops = s.measure("cached_attention", *args).flops
+            enough = 2 * 2 * 3 * queries * keys * (4 + 5)
+            s.require(
+                flops <= enough,
+                f"{queries} queries on {keys} keys take {flops} FLOPs, 2 · batch · heads · queries · keys · (d_k + d_v) "
+                f"= {enough} are enough",
+            )
+
+        yield scenario(run).says(f"{queries} queries, {keys} keys")
 
 
-@kv_cache_bytes.near_miss("whole-bytes")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """bytes_per_element is cut to a whole number: four bits are half a byte, so keep the fraction."""
-    return 2 * batch * seq * layers * kv_heads * head_dim * int(bytes_per_element)
+def _plain_attention(q, k, v, mask, scale=None):
+    scores = (
+        q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) if scale is None else q @ k.transpose(-2, -1) * scale
+    )
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1) @ v
 
 
-@kv_cache_bytes.near_miss("elements")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """These are elements, not bytes: multiply by bytes_per_element."""
-    return 2 * batch * seq * layers * kv_heads * head_dim
+def _end_mask(q, k, shift=0):
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2] + shift)
 
 
-@kv_cache_bytes.near_miss("one-layer")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """This is the cache of one layer: every layer has its own keys and values."""
-    return 2 * batch * seq * kv_heads * head_dim * bytes_per_element
+@cached_attention.near_miss("no-mask")
+def _(q, k, v):
+    """Nothing is masked: right for one new token, which may see everything, but in a prompt or chunk earlier rows see later ones."""
+    return _plain_attention(q, k, v, None)
 
 
-@kv_cache_bytes.near_miss("one-sequence")
-def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """This is the cache of one sequence: the sequences of a batch share weights, but not keys and values."""
-    return 2 * seq * layers * kv_heads * head_dim * bytes_per_element
+@cached_attention.near_miss("square-mask-on-chunk")
+def _(q, k, v):
+    """The mask starts at the top left, as if the first query were the first token: the queries are the last rows, so align it to the end."""
+    return _plain_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
+
+
+@cached_attention.near_miss("chunk-unmasked")
+def _(q, k, v):
+    """Only a whole prompt is masked: in a chunk behind a past, too, a row may not see the rows after it."""
+    return _plain_attention(q, k, v, _end_mask(q, k) if q.shape[-2] == k.shape[-2] else None)
+
+
+@cached_attention.near_miss("sees-one-ahead")
+def _(q, k, v):
+    """Each row sees one token too many: query i of n sees keys up to position keys - n + i, itself included."""
+    return _plain_attention(q, k, v, _end_mask(q, k, 1))
+
+
+@cached_attention.near_miss("blind-to-itself")
+def _(q, k, v):
+    """A row does not see its own key: the newest token is in the cache when it attends, and belongs to what it sees."""
+    return _plain_attention(q, k, v, _end_mask(q, k, -1))
+
+
+@cached_attention.near_miss("unscaled")
+def _(q, k, v):
+    """The scores are not divided by the square root of d_k."""
+    return _plain_attention(q, k, v, _end_mask(q, k), 1.0)
+
+
+@cached_attention.near_miss("scaled-by-d-v")
+def _(q, k, v):
+    """The scores are divided by the square root of d_v: their spread comes from the width of the keys, d_k."""
+    return _plain_attention(q, k, v, _end_mask(q, k), v.shape[-1] ** -0.5)
+
+
+@cached_attention.near_miss("last-row-only")
+def _(q, k, v):
+    """Only the last row comes back: a prompt or a chunk has one output row for each of its queries."""
+    return _plain_attention(q, k, v, _end_mask(q, k))[..., -1:, :]
+
+
+@cached_attention.near_miss("computes-all-rows")
+def _(q, k, v):
+    """The result is right but not the cost: scores are computed for rows that are not asked for. Multiply the given queries with the keys, no more."""
+    rest = k.shape[-2] - q.shape[-2]
+    full = torch.cat([q.new_zeros(*q.shape[:-2], rest, q.shape[-1]), q], dim=-2)
+    return ref.cached_attention(full, k, v)[..., rest:, :]
 
 
 # KVCache
@@ -158,7 +248,9 @@ def _(g: Gen):
     first, second = heads_inside(g, 2, 3, 3, 4), heads_inside(g, 2, 3, 2, 4)
 
     def keywords(s: Subject) -> None:
-        cache = s.new("KVCache", batch=2, kv_heads=3, max_seq=6, head_dim=4, dtype=F32, device=torch.device("cpu"))
+        cache = s.new(
+            "KVCache", batch=2, kv_heads=3, max_seq=6, head_dim=4, dtype=F32, device=torch.device("cpu")
+        )
         s.get(cache, "length")
         for k, v in (first, second):
             s.method(cache, "update", k=k, v=v)
@@ -252,7 +344,9 @@ def _(g: Gen):
     yield scenario(lambda s: _overwrite_inputs(s, "KVCache", (1, 2, 8, 3), given)).says(
         "a tensor is changed after it was handed in"
     )
-    yield scenario(lambda s: _look_back(s, "KVCache", (1, 2, 8, 3), given)).says("earlier results after later updates")
+    yield scenario(lambda s: _look_back(s, "KVCache", (1, 2, 8, 3), given)).says(
+        "earlier results after later updates"
+    )
 
 
 def _overwrite_inputs(s: Subject, cls: str, sizes: tuple, given: list) -> None:
@@ -284,6 +378,7 @@ def _(g: Gen):
 
     def run(s: Subject) -> None:
         made = s.measure("KVCache", 1, 2, 512, 4, F32, "cpu").largest
+        s.transcript.pop()  # the instance itself cannot be compared
         cache = s.new("KVCache", 1, 2, 512, 4, F32, "cpu")
         first = s.measure((cache, "update"), k, v).largest
         room = 2 * 512 * 4
@@ -358,7 +453,9 @@ class _(_Store):
 
     def update(self, k, v):
         if self.length + k.shape[2] > self.max_seq:
-            raise ValueError(f"KVCache.update needs length + new <= max_seq, got {self.length} + {k.shape[2]}")
+            raise ValueError(
+                f"KVCache.update needs length + new <= max_seq, got {self.length} + {k.shape[2]}"
+            )
         self.k, self.v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
         self.length += k.shape[2]
         return self.k, self.v
@@ -432,13 +529,9 @@ class _(_Store):
 class _(_Store):
     """All caches share one memory (a class attribute or a default argument): make the buffers in __init__, for each cache."""
 
-    buffers: dict = {}  # noqa: RUF012
-
     def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
         super().__init__(batch, kv_heads, max_seq, head_dim, dtype, device)
-        self.k, self.v = self.buffers.setdefault(
-            (batch, kv_heads, max_seq, head_dim, dtype), (self.k.clone(), self.v.clone())
-        )
+        self.k, self.v = shared_buffers(batch, kv_heads, max_seq, head_dim, dtype)
 
 
 @KVCache.near_miss("keeps-the-callers-tensor")
@@ -455,153 +548,6 @@ class _(_Store):
         return super().update(k, v)
 
 
-# cached_attention
-
-cached_attention = Exercise("cached_attention", ref, see="newest-row")
-
-
-def _qkv(g: Gen, *batch: int, queries: int, keys: int, d_k: int = 4, d_v: int = 4, dtype: torch.dtype = F32) -> tuple:
-    return (
-        g.randn(*batch, queries, d_k, dtype=dtype),
-        g.randn(*batch, keys, d_k, dtype=dtype),
-        g.randn(*batch, keys, d_v, dtype=dtype),
-    )
-
-
-def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """The independent fact: torch's attention with a mask that is aligned to the end."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **kwargs)
-
-
-@cached_attention.group("values", share=2)
-def _(g: Gen):
-    """Attends from the last rows to all keys up to their own position."""
-    for queries, keys, words in ((6, 6, "a whole prompt"), (1, 6, "one new token"), (3, 7, "a chunk behind a past")):
-        args = _qkv(g, 2, 3, queries=queries, keys=keys)
-        yield call(*args).expect(_torch_attention(*args)).says(words)
-    yield call(*_qkv(g, 2, 3, queries=1, keys=1)).says("the first token")
-    yield call(*_qkv(g, 2, 2, queries=5, keys=6)).says("a chunk behind one token")
-    args = _qkv(g, 2, 3, queries=2, keys=5, d_k=4, d_v=6)
-    yield call(*args).expect(_torch_attention(*args)).says("values wider than keys")
-    yield call(*_qkv(g, 2, 3, queries=4, keys=4, d_k=8, d_v=2)).says("values narrower than keys")
-
-
-@cached_attention.group("batch dimensions", share=1)
-def _(g: Gen):
-    """Takes any number of batch dimensions, and inputs that are not contiguous."""
-    for batch in ((), (3,), (2, 1, 3, 2)):
-        for queries, keys in ((4, 4), (2, 5), (1, 3)):
-            yield call(*_qkv(g, *batch, queries=queries, keys=keys)).says(
-                f"{len(batch)} batch dimensions, {queries} queries, {keys} keys"
-            )
-    q, k, v = (g.randn(2, n, 3, 4).transpose(1, 2) for n in (2, 5, 5))
-    yield call(q, k, v).says("heads moved by a transpose")
-
-
-@cached_attention.group("dtypes", share=1)
-def _(g: Gen):
-    """Keeps the dtype: float16, bfloat16, float64."""
-    for dtype in (F16, BF16, F64):
-        for queries, keys in ((4, 4), (2, 6), (1, 5)):
-            yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, dtype=dtype)).says(
-                f"{str(dtype).removeprefix('torch.')}, {queries} queries"
-            )
-
-
-@cached_attention.group("gradient", share=1)
-def _(g: Gen):
-    """Lets gradients flow to q, k and v."""
-    for queries, keys, words in ((4, 4, "a whole prompt"), (2, 5, "a chunk"), (1, 4, "one token")):
-        yield call(*_qkv(g, 2, 2, queries=queries, keys=keys, d_v=3)).gradient().says(words)
-
-
-@cached_attention.group("cost", share=1)
-def _(g: Gen):
-    """Costs the formula's FLOPs: nothing is computed for rows that are not asked for."""
-    for queries, keys in ((1, 48), (3, 40)):
-        args = _qkv(g, 2, 3, queries=queries, keys=keys, d_k=4, d_v=5)
-
-        def run(s: Subject, args=args, queries=queries, keys=keys) -> None:
-            flops = s.measure("cached_attention", *args).flops
-            enough = 2 * 2 * 3 * queries * keys * (4 + 5)
-            s.require(
-                flops <= enough,
-                f"{queries} queries on {keys} keys take {flops} FLOPs, 2 · batch · heads · queries · keys · (d_k + d_v) "
-                f"= {enough} are enough",
-            )
-
-        yield scenario(run).says(f"{queries} queries, {keys} keys")
-
-
-def _plain_attention(q, k, v, mask, scale=None):
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) if scale is None else q @ k.transpose(-2, -1) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    return scores.softmax(-1) @ v
-
-
-def _end_mask(q, k, shift=0):
-    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2] + shift)
-
-
-@cached_attention.near_miss("no-mask")
-def _(q, k, v):
-    """Nothing is masked: right for one new token, which may see everything, but in a prompt or chunk earlier rows see later ones."""
-    return _plain_attention(q, k, v, None)
-
-
-@cached_attention.near_miss("square-mask-on-chunk")
-def _(q, k, v):
-    """The mask starts at the top left, as if the first query were the first token: the queries are the last rows, so align it to the end."""
-    return _plain_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
-
-
-@cached_attention.near_miss("chunk-unmasked")
-def _(q, k, v):
-    """Only a whole prompt is masked: in a chunk behind a past, too, a row may not see the rows after it."""
-    return _plain_attention(q, k, v, _end_mask(q, k) if q.shape[-2] == k.shape[-2] else None)
-
-
-@cached_attention.near_miss("sees-one-ahead")
-def _(q, k, v):
-    """Each row sees one token too many: query i of n sees keys up to position keys - n + i, itself included."""
-    return _plain_attention(q, k, v, _end_mask(q, k, 1))
-
-
-@cached_attention.near_miss("blind-to-itself")
-def _(q, k, v):
-    """A row does not see its own key: the newest token is in the cache when it attends, and belongs to what it sees."""
-    return _plain_attention(q, k, v, _end_mask(q, k, -1))
-
-
-@cached_attention.near_miss("unscaled")
-def _(q, k, v):
-    """The scores are not divided by the square root of d_k."""
-    return _plain_attention(q, k, v, _end_mask(q, k), 1.0)
-
-
-@cached_attention.near_miss("scaled-by-d-v")
-def _(q, k, v):
-    """The scores are divided by the square root of d_v: their spread comes from the width of the keys, d_k."""
-    return _plain_attention(q, k, v, _end_mask(q, k), v.shape[-1] ** -0.5)
-
-
-@cached_attention.near_miss("last-row-only")
-def _(q, k, v):
-    """Only the last row comes back: a prompt or a chunk has one output row for each of its queries."""
-    return _plain_attention(q, k, v, _end_mask(q, k))[..., -1:, :]
-
-
-@cached_attention.near_miss("computes-all-rows")
-def _(q, k, v):
-    """The result is right but not the cost: scores are computed for rows that are not asked for. Multiply the given queries with the keys, no more."""
-    rest = k.shape[-2] - q.shape[-2]
-    full = torch.cat([q.new_zeros(*q.shape[:-2], rest, q.shape[-1]), q], dim=-2)
-    return ref.cached_attention(full, k, v)[..., rest:, :]
-
-
 # rope_at
 
 rope_at = Exercise("rope_at", ref, see="cache-positions")
@@ -609,13 +555,17 @@ rope_at = Exercise("rope_at", ref, see="cache-positions")
 FAR = 5e-3  # float32 holds an angle of 10,000 radians to about 1e-3
 
 
-@rope_at.group("values", share=2)
+@rope_at.group("values", share=3)
 def _(g: Gen):
     """Rotates rows by start, start + 1, … ."""
     yield call(g.randn(2, 3, 5, 8), 0).says("from position 0")
     yield call(g.randn(2, 3, 1, 8), 7).says("one new token at position 7")
     yield call(g.randn(2, 3, 4, 8), 3).says("a chunk from position 3")
-    yield call(g.tensor([[1.0, 0.0]]), 3).expect(g.tensor([[math.cos(3), math.sin(3)]])).says("one pair, by hand")
+    yield (
+        call(g.tensor([[1.0, 0.0]]), 3)
+        .expect(g.tensor([[math.cos(3), math.sin(3)]]))
+        .says("one pair, by hand")
+    )
     x = g.randn(2, 9, 6)
     yield call(x[:, 4:], 4).expect(apply_rope(x, torch.arange(9))[:, 4:]).says("the end of a longer text")
 
@@ -800,7 +750,11 @@ def _(g: Gen):
     two = [[3, 8, 5, 6, 7], [4, 3, 2, 8, 7]]
     ids = g.tensor([[2, 1], [1, 4]])
     want = g.tensor([[2, 1, 3, 8, 8, 8], [1, 4, 4, 3, 2, 8]])
-    yield call(served(_script(two, 2)), ids, 5, eos_id=8).expect(want).says("two rows that end at different tokens")
+    yield (
+        call(served(_script(two, 2)), ids, 5, eos_id=8)
+        .expect(want)
+        .says("two rows that end at different tokens")
+    )
     yield (
         call(served(_script(two, 2)), ids, 3, 8)
         .expect(g.tensor([[2, 1, 3, 8, 8], [1, 4, 4, 3, 2]]))
@@ -808,7 +762,9 @@ def _(g: Gen):
     )
     eos_in_prompt = g.tensor([[8, 1], [1, 8]])
     yield call(served(_script(two, 2)), eos_in_prompt, 4, 8).says("an EOS in the prompt does not count")
-    yield call(served(_script([[3, 8, 5]], 1)), g.tensor([[8]]), 3).says("without eos_id no token ends the text")
+    yield call(served(_script([[3, 8, 5]], 1)), g.tensor([[8]]), 3).says(
+        "without eos_id no token ends the text"
+    )
     yield call(served(_script([[3, 0, 5, 1]], 2)), g.tensor([[4, 4]]), 4, 0).says("EOS may be token 0")
     yield call(served(_script([[6, 2], [6, 3]], 2)), ids, 2, 6).says("every row ends at once")
     three = [[1, 2, 7, 4, 4], [7, 3, 3, 3, 3], [5, 5, 5, 5, 7]]
@@ -876,7 +832,9 @@ def _loop(step: Callable, eos: Callable | None = None) -> Callable:
 @generate_cached.near_miss("reads-everything-again")
 def _(model, ids, max_new_tokens, eos_id=None):
     """The tokens are right, but the whole text goes through the model at every step, and the cache is not used: after the prompt hand in the newest token and the cache."""
-    return _loop(lambda model, ids, unread, cache: _last(model(ids, None)))(model, ids, max_new_tokens, eos_id)
+    return _loop(lambda model, ids, unread, cache: _last(model(ids, None)))(
+        model, ids, max_new_tokens, eos_id
+    )
 
 
 def _last(answer: tuple) -> tuple:
@@ -886,7 +844,9 @@ def _last(answer: tuple) -> tuple:
 @generate_cached.near_miss("prefix-and-cache")
 def _(model, ids, max_new_tokens, eos_id=None):
     """The whole text is handed in together with a cache that holds it already, so every token is read twice: hand in the newest token only."""
-    return _loop(lambda model, ids, unread, cache: _last(model(ids, cache)))(model, ids, max_new_tokens, eos_id)
+    return _loop(lambda model, ids, unread, cache: _last(model(ids, cache)))(
+        model, ids, max_new_tokens, eos_id
+    )
 
 
 @generate_cached.near_miss("loses-the-prefill-logit")
@@ -907,7 +867,9 @@ def _(model, ids, max_new_tokens, eos_id=None):
 @generate_cached.near_miss("no-cache-no-prefix")
 def _(model, ids, max_new_tokens, eos_id=None):
     """The newest token is read without the cache, so the model forgets the text before it: hand the returned cache in again."""
-    return _loop(lambda model, ids, unread, cache: _last(model(unread, None)))(model, ids, max_new_tokens, eos_id)
+    return _loop(lambda model, ids, unread, cache: _last(model(unread, None)))(
+        model, ids, max_new_tokens, eos_id
+    )
 
 
 @generate_cached.near_miss("keeps-the-first-cache")
@@ -1129,11 +1091,14 @@ def _decode(*args: Any) -> Case:
 @decode_intensity.group("values", share=2)
 def _(g: Gen):
     """Counts FLOPs, bytes and FLOPs per byte of one decode step."""
-    yield _decode(3, 5, 2, 2, 1, 2, 8, 2).expect((1824, 688, 1824 / 688)).says("small numbers, by hand")
+    assert ref.decode_intensity(3, 5, 2, 2, 1, 2, 8, 2) == (1824, 688, 1824 / 688)
+    yield _decode(3, 5, 2, 2, 1, 2, 8, 2).says("small numbers")
     yield _decode(1, 4096, 32, 32, 32, 128, 11008, 2).says("one sequence, plain multi-head attention")
     yield _decode(16, 8192, 32, 32, 8, 128, 14336, 2).says("a batch, grouped-query attention")
     heads = g.python.choice([4, 6, 8])
-    yield _decode(g.python.randint(2, 9), g.python.randint(10, 99), 3, heads, 2, 5, 7 * heads, 2).says("a small model")
+    yield _decode(g.python.randint(2, 9), g.python.randint(10, 99), 3, heads, 2, 5, 7 * heads, 2).says(
+        "a small model"
+    )
 
 
 @decode_intensity.group("arguments", share=2)
@@ -1217,7 +1182,7 @@ def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
 @decode_intensity.near_miss("no-attention-flops")
 def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     """The FLOPs of the scores and of the weighted sum are left out: 4 · seq · d per token and layer."""
-    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    _, w = _weights(heads, kv_heads, head_dim, d_ff)
     read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
     return _intensity(batch * layers * 2 * w, read)
 
@@ -1225,7 +1190,9 @@ def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
 @decode_intensity.near_miss("upside-down")
 def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     """The last number is bytes per FLOP: intensity is FLOPs per byte."""
-    flops, read, _ = ref.decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element)
+    flops, read, _ = ref.decode_intensity(
+        batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element
+    )
     return flops, read, read / flops
 
 
@@ -1235,3 +1202,1121 @@ def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     _, w = _weights(heads, kv_heads, head_dim, d_ff)
     read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
     return _intensity(batch * layers * (2 * w + 4 * seq * kv_heads * head_dim), read)
+
+
+# kv_cache_bytes
+
+kv_cache_bytes = Exercise("kv_cache_bytes", ref, see="cache-size")
+
+
+def _size(*args: Any, want: float | None = None, **kwargs: Any) -> Case:
+    expected = ref.kv_cache_bytes(*args, **kwargs)
+    assert want is None or want == expected
+    return call(*args, **kwargs).judge(numbers(expected))
+
+
+@kv_cache_bytes.group("values", share=2)
+def _(g: Gen):
+    """Multiplies keys and values, layers, heads, width, sequences, tokens and bytes."""
+    yield _size(1, 1, 96, 96, 128, want=4_718_592).says("one token of GPT-3 in FP16: 4.72 MB")
+    yield _size(1, 1, 80, 8, 128, want=327_680).says("one token of Llama-2-70B in FP16: 328 kB")
+    batch, seq = g.python.randint(2, 9), g.python.randint(100, 5000)
+    yield _size(batch, seq, 32, 8, 128, want=131_072 * batch * seq).says("many sequences of Llama-3-8B")
+    yield _size(3, 5, 7, 11, 13).says("five different numbers")
+
+
+@kv_cache_bytes.group("element", share=1)
+def _(g: Gen):
+    """Follows the bytes of an element: 2 when nothing is said, fractions too."""
+    for width in (1, 4, 8):
+        yield _size(2, 3, 5, 7, 12, width).says(f"{width} bytes an element")
+    yield _size(2, 3, 5, 7, 12, bytes_per_element=1).says("by keyword")
+    yield _size(2, 3, 5, 7, 12, 0.5).says("4 bits: half a byte")
+    yield _size(3, 1, 5, 7, 13, 0.75).says("6 bits: three quarters of a byte")
+
+
+@kv_cache_bytes.near_miss("query-heads")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """The size does not follow kv_heads: the cache holds keys and values, so its heads count, not the query heads."""
+    return 2 * batch * seq * layers * 32 * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("one-of-two")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """Only one of keys and values is counted: both are cached, so one more factor of 2."""
+    return batch * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("always-fp16")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """The lecture's second factor of 2 is FP16 only: multiply by bytes_per_element in its place."""
+    return 2 * 2 * batch * seq * layers * kv_heads * head_dim
+
+
+@kv_cache_bytes.near_miss("whole-bytes")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """bytes_per_element is cut to a whole number: four bits are half a byte, so keep the fraction."""
+    return 2 * batch * seq * layers * kv_heads * head_dim * int(bytes_per_element)
+
+
+@kv_cache_bytes.near_miss("elements")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """These are elements, not bytes: multiply by bytes_per_element."""
+    return 2 * batch * seq * layers * kv_heads * head_dim
+
+
+@kv_cache_bytes.near_miss("one-layer")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """This is the cache of one layer: every layer has its own keys and values."""
+    return 2 * batch * seq * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("one-sequence")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """This is the cache of one sequence: the sequences of a batch share weights, but not keys and values."""
+    return 2 * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+# grouped_query_attention
+
+grouped_query_attention = Exercise("grouped_query_attention", ref, see="fewer-heads")
+
+
+def _gqa(
+    g: Gen,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    batch: int = 2,
+    d_v: int = 4,
+    dtype: torch.dtype = F32,
+) -> tuple:
+    return (
+        g.randn(batch, heads, queries, 4, dtype=dtype),
+        g.randn(batch, kv_heads, keys, 4, dtype=dtype),
+        g.randn(batch, kv_heads, keys, d_v, dtype=dtype),
+    )
+
+
+@grouped_query_attention.group("values", share=2)
+def _(g: Gen):
+    """Lets consecutive query heads share a key and value head, in a whole prompt."""
+    for heads, kv_heads in ((4, 2), (6, 2), (6, 3), (8, 4)):
+        args = _gqa(g, heads, kv_heads, 5, 5)
+        yield (
+            call(*args)
+            .expect(_torch_attention(*args, enable_gqa=True))
+            .says(f"{heads} query heads, {kv_heads} key and value heads")
+        )
+    yield call(*_gqa(g, 4, 2, 4, 4, batch=1, d_v=6)).says("one sequence, values wider than keys")
+    yield call(*_gqa(g, 4, 2, 4, 4, batch=3, d_v=2)).says("three sequences, values narrower than keys")
+
+
+@grouped_query_attention.group("extremes", share=1)
+def _(g: Gen):
+    """Is multi-head attention with as many key heads as query heads, and multi-query attention with one."""
+    args = _gqa(g, 4, 4, 5, 5)
+    yield call(*args).expect(_torch_attention(*args)).says("as many as query heads")
+    yield call(*_gqa(g, 4, 1, 5, 5)).says("one for all")
+    yield call(*_gqa(g, 1, 1, 3, 3)).says("a single query head")
+
+
+@grouped_query_attention.group("decode", share=1)
+def _(g: Gen):
+    """Takes the last rows of the sequence: one token or a chunk."""
+    for queries, keys in ((1, 6), (3, 7), (1, 1), (4, 5)):
+        args = _gqa(g, 6, 2, queries, keys)
+        yield (
+            call(*args)
+            .expect(_torch_attention(*args, enable_gqa=True))
+            .says(f"{queries} queries on {keys} keys")
+        )
+    q, k, v = (g.randn(2, n, h, 4).transpose(1, 2) for n, h in ((2, 4), (5, 2), (5, 2)))
+    yield call(q, k, v).says("heads moved by a transpose")
+
+
+@grouped_query_attention.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype: float16, bfloat16, float64."""
+    for dtype in (F16, BF16, F64):
+        for queries in (4, 1):
+            yield call(*_gqa(g, 4, 2, queries, 4, dtype=dtype)).says(
+                f"{str(dtype).removeprefix('torch.')}, {queries} queries"
+            )
+
+
+@grouped_query_attention.group("gradient", share=1)
+def _(g: Gen):
+    """Lets gradients flow to q, k and v; a shared head collects those of its whole group."""
+    yield call(*_gqa(g, 4, 2, 3, 3, d_v=3)).gradient().says("a whole prompt")
+    yield call(*_gqa(g, 6, 2, 2, 4)).gradient().says("a chunk")
+
+
+def _expand(k, heads):
+    return k.repeat_interleave(heads // k.shape[1], dim=1)
+
+
+@grouped_query_attention.near_miss("repeat-for-repeat-interleave")
+def _(q, k, v):
+    """Query heads 0, 1, 2, … read kv heads 0, 1, 0, 1, …: neighbours share a head here, so repeat each kv head in place (`repeat_interleave`), not the whole row of them (`repeat`)."""
+    times = q.shape[1] // k.shape[1]
+    return ref.cached_attention(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1))
+
+
+@grouped_query_attention.near_miss("first-kv-head")
+def _(q, k, v):
+    """All query heads read the first kv head: that is multi-query attention; each group has a kv head of its own."""
+    return ref.cached_attention(q, k[:, :1], v[:, :1])
+
+
+@grouped_query_attention.near_miss("mean-of-kv-heads")
+def _(q, k, v):
+    """All query heads read the mean of the kv heads: each group reads its own kv head, and nothing is averaged here."""
+    return ref.cached_attention(q, k.mean(1, keepdim=True), v.mean(1, keepdim=True))
+
+
+@grouped_query_attention.near_miss("keys-shared-values-not")
+def _(q, k, v):
+    """Keys are repeated head by head, but values as a whole row, so a query head weighs the values of another group: treat both alike."""
+    times = q.shape[1] // k.shape[1]
+    return ref.cached_attention(q, _expand(k, q.shape[1]), v.repeat(1, times, 1, 1))
+
+
+@grouped_query_attention.near_miss("no-mask")
+def _(q, k, v):
+    """Nothing is masked: in a prompt or a chunk earlier rows see later ones. Mask as in `cached_attention`."""
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), None)
+
+
+@grouped_query_attention.near_miss("top-left-mask")
+def _(q, k, v):
+    """The mask starts at the top left, as if the first query were the first token: the queries are the last rows, so align it to the end."""
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), mask)
+
+
+@grouped_query_attention.near_miss("scaled-by-group")
+def _(q, k, v):
+    """The scores are divided by the square root of the width of a whole group: a score is still one dot product of width d_k."""
+    scale = (q.shape[-1] * q.shape[1] / k.shape[1]) ** -0.5
+    if q.shape[1] == k.shape[1]:
+        scale = q.shape[-1] ** -0.5
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), _end_mask(q, k), scale)
+
+
+@grouped_query_attention.near_miss("one-head-per-group")
+def _(q, k, v):
+    """The queries of a group are averaged, so only kv_heads heads come out: every query head keeps its own output."""
+    return ref.cached_attention(q.unflatten(1, (k.shape[1], -1)).mean(2), k, v)
+
+
+# mha_to_gqa
+
+mha_to_gqa = Exercise("mha_to_gqa", ref, see="fewer-heads")
+
+
+@mha_to_gqa.group("values", share=2)
+def _(g: Gen):
+    """Averages each group of consecutive heads."""
+    w = g.tensor([[1.0, 2, 3, 4, 5, 6, 7, 10]])
+    yield call(w, 4, 2).expect(g.tensor([[2.0, 3, 6, 8]])).says("four heads of width 2 to two, by hand")
+    yield call(w, 8, 2).expect(g.tensor([[2.5, 7]])).says("eight heads of width 1 to two")
+    for heads, kv_heads, dim in ((6, 2, 3), (6, 3, 4), (8, 4, 2)):
+        yield call(g.randn(5, heads * dim), heads, kv_heads).says(
+            f"{heads} heads of width {dim} to {kv_heads}"
+        )
+
+
+@mha_to_gqa.group("extremes", share=1)
+def _(g: Gen):
+    """Changes nothing when no head goes, and gives one mean when one head is left."""
+    w = g.randn(3, 8)
+    yield call(w, 4, 4).expect(w).says("as many heads as before")
+    yield call(w, 4, 1).expect((w[:, :2] + w[:, 2:4] + w[:, 4:6] + w[:, 6:]) / 4).says("one head")
+    yield call(w, 1, 1).expect(w).says("a single head")
+    yield call(g.randn(12, 5).T, 4, 2).says("weights that are not contiguous")
+
+
+@mha_to_gqa.group("dtypes", share=1)
+def _(g: Gen):
+    """Keeps the dtype, and lets gradients flow to the weights."""
+    for dtype in (F16, BF16, F64):
+        yield call(g.randn(3, 12, dtype=dtype), 6, 2).says(str(dtype).removeprefix("torch."))
+    yield call(g.randn(3, 8), 4, 2).gradient().says("gradient")
+
+
+@mha_to_gqa.near_miss("keeps-the-first-head")
+def _(w, heads, kv_heads):
+    """The first head of each group is kept and the others are lost: pool the group by its mean."""
+    return w.unflatten(-1, (kv_heads, heads // kv_heads, -1))[..., 0, :].flatten(-2)
+
+
+@mha_to_gqa.near_miss("distant-heads")
+def _(w, heads, kv_heads):
+    """Heads that lie kv_heads apart are pooled: a group is heads / kv_heads consecutive ones, those that will share a kv head."""
+    return w.unflatten(-1, (heads // kv_heads, kv_heads, -1)).mean(-3).flatten(-2)
+
+
+@mha_to_gqa.near_miss("interleaved-columns")
+def _(w, heads, kv_heads):
+    """Neighbouring columns are taken for different heads: a head is a block of head_dim consecutive columns."""
+    return w.unflatten(-1, (-1, kv_heads, heads // kv_heads)).mean(-1).flatten(-2)
+
+
+@mha_to_gqa.near_miss("sum")
+def _(w, heads, kv_heads):
+    """The heads of a group are summed: keys would grow with the size of the group, so take the mean."""
+    return w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).sum(-2).flatten(-2)
+
+
+@mha_to_gqa.near_miss("first-heads-of-all")
+def _(w, heads, kv_heads):
+    """The first kv_heads heads are kept: every group contributes one head, the mean of its members."""
+    return w.unflatten(-1, (heads, -1))[..., :kv_heads, :].flatten(-2)
+
+
+@mha_to_gqa.near_miss("repeated-to-full-width")
+def _(w, heads, kv_heads):
+    """The means are right but repeated to the old width: the point is a narrower matrix, with kv_heads · head_dim columns."""
+    pooled = w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).mean(-2, keepdim=True)
+    return pooled.expand(-1, -1, heads // kv_heads, -1).flatten(1)
+
+
+# RollingKVCache
+
+RollingKVCache = Exercise("RollingKVCache", ref, see="rolling-cache")
+
+
+def _roll(
+    g: Gen, chunks: tuple[int, ...], window: int, dtype: torch.dtype = F32, batch: int = 2, heads: int = 3
+) -> Case:
+    given = [rows(g, batch, heads, n, 4, dtype) for n in chunks]
+
+    def run(s: Subject) -> None:
+        cache = s.new("RollingKVCache", batch, heads, window, 4, dtype, "cpu")
+        for k, v in given:
+            s.method(cache, "update", k, v)
+            s.get(cache, "length")
+
+    return scenario(run)
+
+
+@RollingKVCache.group("values", share=2)
+def _(g: Gen):
+    """Returns keys, values and positions of the last tokens, oldest first."""
+    yield _roll(g, (1,) * 3, 5).says("window not yet full")
+    yield _roll(g, (1,) * 9, 4).says("token by token, twice around")
+    yield _roll(g, (3, 1, 1, 1), 4).says("a prompt, then token by token")
+    yield _roll(g, (1,) * 4, 1).says("a window of one token")
+    yield _roll(g, (1,) * 7, 3, batch=1, heads=1).says("one sequence, one head")
+
+
+@RollingKVCache.group("chunks", share=2)
+def _(g: Gen):
+    """Takes chunks: across the window's end, as long as the window, longer."""
+    yield _roll(g, (3, 3, 2, 4), 4).says("chunks across the end")
+    yield _roll(g, (4, 4, 1), 4).says("chunks as long as the window")
+    yield _roll(g, (7, 1, 9, 2), 4).says("chunks longer than the window")
+    yield _roll(g, (2, 11), 3).says("a long chunk behind a short one")
+    first, second = heads_inside(g, 2, 3, 3, 4), heads_inside(g, 2, 3, 2, 4)
+
+    def keywords(s: Subject) -> None:
+        cache = s.new(
+            "RollingKVCache", batch=2, kv_heads=3, window=4, head_dim=4, dtype=F32, device=torch.device("cpu")
+        )
+        s.get(cache, "length")
+        for k, v in (first, second):
+            s.method(cache, "update", k=k, v=v)
+
+    yield scenario(keywords).says("inputs that are not contiguous, arguments by keyword")
+
+
+@RollingKVCache.group("dtypes", share=1)
+def _(g: Gen):
+    """Stores and returns the dtype it was made with; positions are int64."""
+    for dtype in (F16, BF16, F64):
+        yield _roll(g, (2, 1, 1), 3, dtype).says(str(dtype).removeprefix("torch."))
+
+
+@RollingKVCache.group("reset", share=1)
+def _(g: Gen):
+    """Starts again after reset: length and positions from 0, no old rows."""
+    given = [rows(g, 1, 2, n, 4) for n in (5, 2, 1, 3)]
+
+    def run(s: Subject) -> None:
+        cache = s.new("RollingKVCache", 1, 2, 4, 4, F32, "cpu")
+        s.method(cache, "reset")
+        s.method(cache, "update", *given[0])
+        s.method(cache, "reset")
+        s.get(cache, "length")
+        for k, v in given[1:]:
+            s.method(cache, "update", k, v)
+            s.get(cache, "length")
+
+    yield scenario(run).says("a full window, reset, fewer tokens, then more")
+
+
+@RollingKVCache.group("independent", share=1)
+def _(g: Gen):
+    """Shares no memory: not with another cache, not with the tensors handed in; earlier results stay right."""
+    given = [rows(g, 1, 2, n, 3) for n in (2, 1, 3, 1)]
+
+    def two(s: Subject) -> None:
+        a = s.new("RollingKVCache", 1, 2, 6, 3, F32, "cpu")
+        s.method(a, "update", *given[0])
+        b = s.new("RollingKVCache", 1, 2, 6, 3, F32, "cpu")
+        s.method(b, "update", *given[1])
+        s.method(a, "update", *given[2])
+        s.method(b, "reset")
+        s.method(a, "update", *given[3])
+
+    yield scenario(two).says("two caches side by side")
+    yield scenario(lambda s: _overwrite_inputs(s, "RollingKVCache", (1, 2, 4, 3), given)).says(
+        "a tensor is changed after it was handed in"
+    )
+    yield scenario(lambda s: _look_back(s, "RollingKVCache", (1, 2, 4, 3), given)).says(
+        "earlier results after later updates"
+    )
+
+
+@RollingKVCache.group("memory", share=1)
+def _(g: Gen):
+    """Needs the same memory however long the text is."""
+    k, v = rows(g, 1, 2, 200, 4)
+
+    def run(s: Subject) -> None:
+        cache = s.new("RollingKVCache", 1, 2, 5, 4, F32, "cpu")
+        for i in range(0, 200, 10):
+            s.method(cache, "update", k[:, :, i : i + 10], v[:, :, i : i + 10])
+        largest = s.measure((cache, "update"), k[:, :, :1], v[:, :, :1]).largest
+        room = 2 * 2 * (5 + 1) * 4
+        s.require(
+            largest <= 4 * room,
+            f"after 200 tokens an update makes a tensor of {largest} elements, the window and the new token have {room}",
+        )
+
+    yield scenario(run).says("200 tokens through a window of 5")
+
+
+class _Rolling:
+    """What the near-misses of the rolling cache share: the last rows, and how many were seen."""
+
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.make = lambda: torch.zeros(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.reset()
+
+    def reset(self):
+        self.k, self.v, self.length = self.make(), self.make(), 0
+
+    def push(self, k, v):
+        self.k = torch.cat([self.k, k], dim=2)[:, :, -self.window :]
+        self.v = torch.cat([self.v, v], dim=2)[:, :, -self.window :]
+        self.length += k.shape[2]
+
+    def update(self, k, v):
+        self.push(k, v)
+        return self.k, self.v, torch.arange(self.length - self.k.shape[2], self.length)
+
+
+@RollingKVCache.near_miss("position-in-the-window")
+class _(_Rolling):
+    """Positions count the rows that are kept: a token's position is its place in the whole text, and does not change when others leave the window."""
+
+    def update(self, k, v):
+        self.push(k, v)
+        return self.k, self.v, torch.arange(self.k.shape[2])
+
+
+@RollingKVCache.near_miss("rows-kept-as-length")
+class _(_Rolling):
+    """length stops at the window: it counts the tokens seen, and positions follow from it."""
+
+    def update(self, k, v):
+        out = super().update(k, v)
+        self.length = min(self.length, self.window)
+        return out
+
+
+@RollingKVCache.near_miss("order-of-storage")
+class _(_Rolling):
+    """The rows come in the order of the ring's slots: once the ring has turned, the oldest row is not the first, so reorder what you return."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        order = (positions % self.window).argsort()
+        return keys[:, :, order], values[:, :, order], positions[order]
+
+
+@RollingKVCache.near_miss("newest-first")
+class _(_Rolling):
+    """The newest row comes first: return the oldest first, as in the text."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        return keys.flip(2), values.flip(2), positions.flip(0)
+
+
+@RollingKVCache.near_miss("one-row-too-many")
+class _(_Rolling):
+    """window + 1 rows are kept: a window of w holds the newest token and the w − 1 before it."""
+
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, window + 1, head_dim, dtype, device)
+
+
+@RollingKVCache.near_miss("start-of-long-chunk")
+class _(_Rolling):
+    """Of a chunk longer than the window the first rows are kept: the last ones are the newest, so keep those."""
+
+    def push(self, k, v):
+        new = k.shape[2]
+        super().push(k[:, :, : self.window], v[:, :, : self.window])
+        self.length += new - min(new, self.window)
+
+
+@RollingKVCache.near_miss("one-token-per-update")
+class _(_Rolling):
+    """Every update counts as one token: a chunk of n rows makes length grow by n."""
+
+    def push(self, k, v):
+        super().push(k, v)
+        self.length += 1 - k.shape[2]
+
+    def update(self, k, v):
+        self.push(k, v)
+        last = self.length - 1
+        return self.k, self.v, torch.arange(last - self.k.shape[2] + 1, last + 1)
+
+
+@RollingKVCache.near_miss("stale-after-reset")
+class _(_Rolling):
+    """length is 0 after reset but the old rows are still there and come back: forget them too."""
+
+    def reset(self):
+        if not hasattr(self, "k"):
+            super().reset()
+        self.length = 0
+
+    def update(self, k, v):
+        self.push(k, v)
+        return self.k, self.v, torch.arange(self.length - self.k.shape[2], self.length)
+
+
+@RollingKVCache.near_miss("positions-go-on-after-reset")
+class _(_Rolling):
+    """The rows are gone after reset, but positions go on from the old text: set length to 0, the next token has position 0."""
+
+    def reset(self):
+        self.k, self.v = self.make(), self.make()
+        self.length = getattr(self, "length", 0)
+
+
+@RollingKVCache.near_miss("keeps-everything")
+class _(_Rolling):
+    """The rows are right, but every token is kept and cut at the end, so memory grows with the text: drop what leaves the window."""
+
+    def push(self, k, v):
+        self.all_k = torch.cat([self.all_k if self.length else self.make(), k], dim=2)
+        self.all_v = torch.cat([self.all_v if self.length else self.make(), v], dim=2)
+        self.k, self.v = self.all_k[:, :, -self.window :], self.all_v[:, :, -self.window :]
+        self.length += k.shape[2]
+
+
+@RollingKVCache.near_miss("views-of-the-ring")
+class _(_Rolling):
+    """What update returned earlier changes when the ring turns, because it is a view of the buffer: return a copy in order."""
+
+    def push(self, k, v):
+        if self.length == 0:
+            shape = (*k.shape[:2], self.window, k.shape[3])
+            self.ring_k, self.ring_v = k.new_zeros(shape), v.new_zeros(shape)
+        for i in range(k.shape[2]):
+            slot = (self.length + i) % self.window
+            self.ring_k[:, :, slot], self.ring_v[:, :, slot] = k[:, :, i], v[:, :, i]
+        self.length += k.shape[2]
+
+    def update(self, k, v):
+        self.push(k, v)
+        positions = torch.arange(max(0, self.length - self.window), self.length)
+        if self.length <= self.window:
+            return self.ring_k[:, :, : self.length], self.ring_v[:, :, : self.length], positions
+        return (
+            self.ring_k[:, :, positions % self.window],
+            self.ring_v[:, :, positions % self.window],
+            positions,
+        )
+
+
+@RollingKVCache.near_miss("shared-by-all")
+class _(_Rolling):
+    """All caches share one memory (a class attribute or a default argument): make the buffers in __init__, for each cache."""
+
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, window, head_dim, dtype, device)
+        self.ring = shared_buffers(batch, kv_heads, window, head_dim, dtype)
+
+    def update(self, k, v):
+        rows_ = min(self.length, self.window)
+        old = torch.arange(self.length - rows_, self.length) % self.window
+        self.k, self.v = (buffer[:, :, old] for buffer in self.ring)
+        keys, values, positions = super().update(k, v)
+        for buffer, new in zip(self.ring, (keys, values), strict=True):
+            buffer[:, :, positions % self.window] = new
+        return keys, values, positions
+
+
+@RollingKVCache.near_miss("always-float32")
+class _(_Rolling):
+    """The rows come back as float32 whatever dtype is asked for: pass dtype on when you allocate the buffers."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        return keys.float(), values.float(), positions
+
+
+# quantize_kv and dequantize_kv
+
+quantize_kv = Exercise("quantize_kv", ref, see="eight-bits", functions=("quantize_kv", "dequantize_kv"))
+
+# Rounding the quotient and the product once more in half precision may cost part of a step beyond the half.
+STEP = {F16: 0.65, BF16: 1.2, F32: 0.5005, F64: 0.5005}
+
+
+def _quantized(value: Any, x: torch.Tensor) -> str | None:
+    """Judges `quantize_kv`: types, the scale of each token and head, and the rounding."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return "the result should be a pair (q, scale)"
+    q, scale = value
+    if not isinstance(q, torch.Tensor) or q.dtype != torch.int8:
+        return "q should be an int8 tensor"
+    if q.shape != x.shape:
+        return f"q has shape {tuple(q.shape)}, it should have that of x, {tuple(x.shape)}"
+    if not isinstance(scale, torch.Tensor) or scale.dtype != x.dtype:
+        return f"scale should be a tensor in the dtype of x, {str(x.dtype).removeprefix('torch.')}"
+    if scale.shape != (*x.shape[:-1], 1):
+        return f"scale has shape {tuple(scale.shape)}, it should have {(*x.shape[:-1], 1)}"
+    exact, q, scale = x.double(), q.double(), scale.double()
+    if not bool(scale.isfinite().all()) or bool((scale < 0).any()):
+        return "scale has values that are negative or not finite"
+    largest = exact.abs().amax(dim=-1, keepdim=True)
+    filled = largest > 0
+    if bool((q.abs() > 127).any()):
+        return "q leaves the range from -127 to 127"
+    off = (
+        (scale - largest / 127).abs() > {F16: 5e-3, BF16: 2e-2}.get(x.dtype, 1e-4) * largest / 127
+    ) & filled
+    if bool(off.any()):
+        return f"{int(off.sum())} of {off.numel()} scales are not the row's largest magnitude divided by 127"
+    if bool((q * scale)[(~filled).expand_as(q)].any()):
+        return "zeros do not come back as zeros"
+    wrong = ((q * scale - exact).abs() > STEP[x.dtype] * scale) & filled
+    return (
+        f"{int(wrong.sum())} of {q.numel()} numbers are not rounded to the nearest step"
+        if bool(wrong.any())
+        else None
+    )
+
+
+def _round_trip(x: torch.Tensor) -> Case:
+    """Quantises, turns back, and compares with the original."""
+
+    def run(s: Subject) -> None:
+        q, scale = s.ask("quantize_kv", x)
+        complaint = _quantized((q, scale), x)
+        s.require(complaint is None, complaint or "")
+        back = s.ask("dequantize_kv", q, scale)
+        s.require(isinstance(back, torch.Tensor) and back.dtype == x.dtype, "the dtype does not come back")
+        s.require(back.shape == x.shape, "the shape does not come back")
+        error = (back.double() - x.double()).abs()
+        step = (
+            (STEP[x.dtype] + {F16: 0.1, BF16: 0.4}.get(x.dtype, 0.0))
+            * x.double().abs().amax(-1, keepdim=True)
+            / 127
+        )
+        s.require(bool((error <= step).all()), "a number comes back more than half a step away")
+
+    return scenario(run)
+
+
+@quantize_kv.group("values", share=2)
+def _(g: Gen):
+    """Quantises to int8 with one scale for each token and head, and turns back."""
+    yield call(g.randn(2, 3, 4, 8)).judge(_quantized).says("quantise")
+    yield call(g.randn(1, 1, 1, 5)).judge(_quantized).says("quantise one token")
+    q, scale = g.ints(-127, 128, 2, 3, 4, 5).to(torch.int8), g.rand(2, 3, 4, 1) + 0.01
+    yield call(q, scale).of("dequantize_kv").says("turn back")
+    yield (
+        call(g.tensor([[[[127, -64, 0]]]], torch.int8), g.tensor([[[[0.5]]]]))
+        .of("dequantize_kv")
+        .expect(g.tensor([[[[63.5, -32.0, 0.0]]]]))
+        .says("turn back, by hand")
+    )
+    yield _round_trip(g.randn(2, 3, 4, 8)).says("there and back")
+
+
+@quantize_kv.group("scales", share=1)
+def _(g: Gen):
+    """Gives every token and head its own scale, from the largest magnitude, whatever its sign."""
+    x = g.randn(2, 2, 5, 6) * torch.tensor([0.001, 0.1, 1.0, 30.0, 1000.0])[:, None]
+    yield call(x).judge(_quantized).says("tokens of very different size")
+    yield (
+        call(g.randn(2, 3, 2, 6) * torch.tensor([0.01, 1.0, 50.0])[:, None, None])
+        .judge(_quantized)
+        .says("heads of very different size")
+    )
+    yield call(-g.rand(1, 2, 3, 4) - 0.1).judge(_quantized).says("all numbers negative")
+    yield call(g.rand(1, 2, 3, 4) + 0.1).judge(_quantized).says("all numbers positive")
+    yield call(g.randn(2, 6, 3, 4).transpose(1, 2)).judge(_quantized).says("an input that is not contiguous")
+    one = g.randn(1, 1, 2, 8)
+    one[0, 0, 0, 3], one[0, 0, 1, 5] = -9.0, 9.0
+    yield _round_trip(one).says("one outlier in a token")
+
+
+@quantize_kv.group("zeros", share=1)
+def _(g: Gen):
+    """Brings zeros back as zeros, in a token that is all zero too."""
+    x = g.randn(2, 2, 3, 4)
+    x[0, 1, 2], x[1, 0, 0], x[..., 1] = 0.0, 0.0, 0.0
+    for dtype in (F32, F16, BF16):
+        yield _round_trip(x.to(dtype)).says(f"some zeros, {str(dtype).removeprefix('torch.')}")
+        yield _round_trip(torch.zeros(1, 2, 2, 3, dtype=dtype)).says(
+            f"all zero, {str(dtype).removeprefix('torch.')}"
+        )
+
+
+@quantize_kv.group("dtypes", share=1)
+def _(g: Gen):
+    """Gives the scale, and what comes back, in the dtype of x."""
+    for dtype in (F16, BF16, F64):
+        name = str(dtype).removeprefix("torch.")
+        yield _round_trip(g.randn(2, 3, 4, 8, dtype=dtype)).says(name)
+        q, scale = g.ints(-127, 128, 1, 2, 3, 4).to(torch.int8), (g.rand(1, 2, 3, 1) / 64 + 0.004).to(dtype)
+        yield call(q, scale).of("dequantize_kv").says(f"turn back, {name}")
+
+
+@quantize_kv.group("gradient", share=1)
+def _(g: Gen):
+    """Lets gradients flow through `dequantize_kv` to the scale."""
+    q = g.ints(-127, 128, 1, 2, 3, 4).to(torch.int8)
+    yield call(q, g.rand(1, 2, 3, 1) / 64 + 0.004).of("dequantize_kv").gradient().says("turn back")
+
+
+def _rounded(x, scale):
+    return (x / torch.where(scale == 0, 1, scale)).round().clamp(-127, 127).to(torch.int8), scale
+
+
+@quantize_kv.near_miss("one-scale-for-all")
+def _(x):
+    """One scale serves the whole tensor: a single large token makes all others coarse, so take the maximum over head_dim alone."""
+    scale = (x.abs().amax() / 127).expand(*x.shape[:-1], 1).clone()
+    return _rounded(x, scale)
+
+
+@quantize_kv.near_miss("one-scale-per-head")
+def _(x):
+    """One scale serves all tokens of a head: a new token would change the scale of those cached before, so take the maximum over head_dim alone."""
+    scale = (x.abs().amax(dim=(-1, -2), keepdim=True) / 127).expand(*x.shape[:-1], 1).clone()
+    return _rounded(x, scale)
+
+
+@quantize_kv.near_miss("one-scale-per-token")
+def _(x):
+    """One scale serves all heads of a token: heads differ in size, so take the maximum over head_dim alone."""
+    scale = (x.abs().amax(dim=(1, -1), keepdim=True) / 127).expand(*x.shape[:-1], 1).clone()
+    return _rounded(x, scale)
+
+
+@quantize_kv.near_miss("cuts-off")
+def _(x):
+    """The quotient is cut off towards zero, an error of up to a whole step: round to the nearest integer before the cast."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    return (x / torch.where(scale == 0, 1, scale)).to(torch.int8), scale
+
+
+@quantize_kv.near_miss("without-magnitude")
+def _(x):
+    """The scale comes from the largest value, not the largest magnitude: negative numbers leave the range, so take the absolute value first."""
+    scale = x.amax(dim=-1, keepdim=True) / 127
+    return (x / torch.where(scale == 0, 1, scale)).round().to(torch.int32).to(torch.int8), scale
+
+
+@quantize_kv.near_miss("divided-by-128")
+def _(x):
+    """The scale is the largest magnitude divided by 128: int8 ends at 127, so the largest number does not fit. Divide by 127."""
+    return _rounded(x, x.abs().amax(dim=-1, keepdim=True) / 128)
+
+
+@quantize_kv.near_miss("asymmetric")
+def _(x):
+    """The scale comes from the distance between smallest and largest value: symmetric quantisation has no offset, and takes the largest magnitude."""
+    low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
+    scale = (high - low) / 254
+    return _rounded(x - (high + low) / 2, scale)
+
+
+@quantize_kv.near_miss("scale-without-axis")
+def _(x):
+    """The scale has lost its last axis: keep it with size 1 (`keepdim=True`), so that q * scale broadcasts over head_dim."""
+    q, scale = _rounded(x, x.abs().amax(dim=-1, keepdim=True) / 127)
+    return q, scale.squeeze(-1)
+
+
+@quantize_kv.near_miss("always-float32-scale")
+def _(x):
+    """The scale is float32 whatever x is: give it in the dtype of x, and what comes back has that dtype too."""
+    return _rounded(x.float(), x.float().abs().amax(dim=-1, keepdim=True) / 127)
+
+
+@quantize_kv.near_miss("forgets-the-scale", of="dequantize_kv")
+def _(q, scale):
+    """The integers come back as they are: multiply by the scale."""
+    return q.to(scale.dtype)
+
+
+@quantize_kv.near_miss("divides-by-the-scale", of="dequantize_kv")
+def _(q, scale):
+    """The integers are divided by the scale: x / scale was the way there, so the way back multiplies."""
+    return q.to(scale.dtype) / torch.where(scale == 0, 1, scale)
+
+
+@quantize_kv.near_miss("back-in-float32", of="dequantize_kv")
+def _(q, scale):
+    """The result is float32 whatever the scale is: give it in the dtype of the scale."""
+    return q.float() * scale.float()
+
+
+# PagedKVCache
+
+PagedKVCache = Exercise("PagedKVCache", ref, see="pages")
+
+
+def _pages(g: Gen, pages: int, size: int, steps: list[tuple], dtype: torch.dtype = F32) -> Case:
+    """Performs steps such as ("append", 7, 3), ("free", 7), ("refused", 7, 5); looks at everything after each.
+
+    A sequence is looked at while it holds tokens.
+    """
+    given = [
+        (g.randn(2, s[2], 3, dtype=dtype), g.randn(2, s[2], 3, dtype=dtype)) if len(s) > 2 else ()
+        for s in steps
+    ]
+
+    def run(s: Subject) -> None:
+        cache = s.new("PagedKVCache", pages, size, 2, 3, dtype, "cpu")
+        s.get(cache, "free_pages")
+        alive: list[int] = []
+        for (step, sequence, *_), rows_ in zip(steps, given, strict=True):
+            if step == "refused":
+                s.method_raises(ValueError, cache, "append", sequence, *rows_)
+            elif step == "append":
+                s.method(cache, "append", sequence, *rows_)
+                alive += [sequence] if sequence not in alive else []
+            else:
+                s.method(cache, "free", sequence)
+                alive.remove(sequence)
+            s.get(cache, "free_pages")
+            for other in alive:
+                s.method(cache, "gather", other)
+
+    return scenario(run)
+
+
+@PagedKVCache.group("values", share=3)
+def _(g: Gen):
+    """Gathers all tokens of a sequence in order, wherever its pages lie."""
+    yield _pages(g, 6, 4, [("append", 0, 3)]).says("one sequence in one page")
+    yield _pages(g, 6, 4, [("append", 0, 1)] * 6).says("token by token, across a page's end")
+    yield _pages(g, 8, 2, [("append", 0, 3), ("append", 1, 2), ("append", 0, 2), ("append", 1, 3)]).says(
+        "two sequences that grow in turn"
+    )
+    yield _pages(g, 9, 3, [("append", 17, 7), ("append", 3, 1), ("append", 240, 4), ("append", 17, 1)]).says(
+        "three sequences with ids 17, 3 and 240"
+    )
+    yield _pages(g, 5, 1, [("append", 4, 2), ("append", 2, 1), ("append", 4, 2)]).says("pages of one token")
+    k, v = (g.randn(5, 2, 3).transpose(0, 1) for _ in range(2))
+
+    def keywords(s: Subject) -> None:
+        cache = s.new(
+            "PagedKVCache",
+            pages=4,
+            page_size=2,
+            kv_heads=2,
+            head_dim=3,
+            dtype=F32,
+            device=torch.device("cpu"),
+        )
+        s.method(cache, "append", sequence=9, k=k, v=v)
+        s.method(cache, "gather", sequence=9)
+        s.method(cache, "free", sequence=9)
+        s.get(cache, "free_pages")
+
+    yield scenario(keywords).says("inputs that are not contiguous, arguments by keyword")
+
+
+@PagedKVCache.group("free", share=1)
+def _(g: Gen):
+    """Uses freed pages again; a freed sequence starts empty."""
+    yield _pages(
+        g,
+        4,
+        2,
+        [("append", 1, 3), ("append", 2, 4), ("free", 1), ("append", 3, 3), ("free", 2), ("append", 3, 4)],
+    ).says("pages of two freed sequences go to a third")
+    yield _pages(g, 3, 2, [("append", 5, 3), ("free", 5), ("append", 5, 2), ("append", 5, 1)]).says(
+        "the same id after it was freed"
+    )
+    yield _pages(
+        g, 2, 2, [("append", i, 4) if n == 0 else ("free", i) for i in range(4) for n in (0, 1)]
+    ).says("the whole pool, four times over")
+
+
+@PagedKVCache.group("exhausted", share=2)
+def _(g: Gen):
+    """Refuses rows that need more pages than are free with a ValueError, and changes nothing."""
+    yield _pages(g, 3, 2, [("append", 1, 3), ("refused", 1, 4), ("append", 1, 1), ("append", 1, 2)]).says(
+        "a sequence that outgrows the pool, then one that fits"
+    )
+    yield _pages(g, 3, 2, [("append", 1, 3), ("refused", 2, 3), ("append", 2, 2), ("refused", 2, 1)]).says(
+        "a new sequence that does not fit, then one that does"
+    )
+    yield _pages(
+        g, 3, 4, [("append", 1, 5), ("append", 2, 3), ("refused", 1, 4), ("append", 1, 3), ("append", 2, 1)]
+    ).says("room in the last pages, but no free page")
+    yield _pages(
+        g, 2, 2, [("refused", 1, 5), ("append", 1, 4), ("free", 1), ("refused", 2, 5), ("append", 2, 3)]
+    ).says("refused, full, freed, refused, used again")
+
+
+@PagedKVCache.group("dtypes", share=1)
+def _(g: Gen):
+    """Stores and returns the dtype it was made with."""
+    for dtype in (F16, BF16, F64):
+        yield _pages(g, 4, 2, [("append", 1, 3), ("append", 2, 1)], dtype).says(
+            str(dtype).removeprefix("torch.")
+        )
+
+
+@PagedKVCache.group("independent", share=1)
+def _(g: Gen):
+    """Shares no memory: not with another cache, not with the tensors handed in; earlier results stay right."""
+    given = [(g.randn(2, n, 3), g.randn(2, n, 3)) for n in (2, 3, 4, 1)]
+
+    def two(s: Subject) -> None:
+        a = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
+        s.method(a, "append", 1, *given[1])
+        b = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
+        s.get(b, "free_pages")
+        s.method(b, "append", 1, *given[0])
+        s.method(a, "append", 1, *given[3])
+        for cache in (a, b):
+            s.method(cache, "gather", 1)
+            s.get(cache, "free_pages")
+        s.method(b, "free", 1)
+        s.method(a, "gather", 1)
+
+    yield scenario(two).says("two caches side by side")
+
+    def look_back(s: Subject) -> None:
+        cache = s.new("PagedKVCache", 2, 4, 2, 3, F32, "cpu")
+        s.method(cache, "append", 1, *given[0])
+        earlier = keep(s, cache, "gather", 1)
+        s.method(cache, "free", 1)
+        for sequence, (k, v) in ((2, given[2]), (3, given[2])):
+            s.method(cache, "append", sequence, k, v)
+            s.method(earlier, "__getitem__", 0)
+            s.method(earlier, "__getitem__", 1)
+
+    yield scenario(look_back).says("what was gathered stays when its pages are used again")
+
+    def overwrite(s: Subject) -> None:
+        cache = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
+        s.method(cache, "append", 1, *given[1])
+        source = keep(s, cache, "gather", 1)
+        live = [keep(s, keep(s, source, "__getitem__", i), "clone") for i in (0, 1)]
+        s.method(cache, "append", 2, *live)
+        for tensor in live:
+            s.ask_method(tensor, "zero_")
+        s.method(cache, "gather", 2)
+
+    yield scenario(overwrite).says("a tensor is changed after it was handed in")
+
+
+class _Paged:
+    """What the near-misses of the paged cache share."""
+
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.size = page_size
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.pool, self.tables, self.lengths = list(range(pages)), {}, {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def need(self, sequence, new):
+        have = len(self.tables.get(sequence, [])) * self.size
+        return max(0, math.ceil((self.lengths.get(sequence, 0) + new - have) / self.size))
+
+    def append(self, sequence, k, v):
+        need = self.need(sequence, k.shape[1])
+        if need > len(self.pool):
+            raise ValueError(f"PagedKVCache.append needs {need} free pages, got {len(self.pool)}")
+        self.take(sequence, need)
+        self.write(sequence, k, v)
+
+    def take(self, sequence, need):
+        table = self.tables.setdefault(sequence, [])
+        table += [self.pool.pop(0) for _ in range(need)]
+
+    def write(self, sequence, k, v):
+        for i in range(k.shape[1]):
+            at = self.lengths.get(sequence, 0)
+            page, row = self.tables[sequence][at // self.size], at % self.size
+            self.k[page, :, row], self.v[page, :, row] = k[:, i], v[:, i]
+            self.lengths[sequence] = at + 1
+
+    def gather(self, sequence):
+        length, table = self.lengths[sequence], self.tables[sequence]
+        return tuple(torch.cat([t[p] for p in table], dim=1)[:, :length] for t in (self.k, self.v))
+
+    def free(self, sequence):
+        self.pool += self.tables.pop(sequence)
+        del self.lengths[sequence]
+
+
+@PagedKVCache.near_miss("reads-across-pages")
+class _(_Paged):
+    """The rows behind the first page are read as if the pages of a sequence lay side by side: follow the block table, page by page."""
+
+    def gather(self, sequence):
+        length, first = self.lengths[sequence], self.tables[sequence][0]
+        flat = (t.transpose(1, 2).flatten(0, 1)[first * self.size :][:length] for t in (self.k, self.v))
+        return tuple(t.transpose(0, 1) for t in flat)
+
+
+@PagedKVCache.near_miss("whole-pages")
+class _(_Paged):
+    """Whole pages come back, with the rows that nothing was written to: cut at the sequence's length."""
+
+    def gather(self, sequence):
+        return tuple(torch.cat([t[p] for p in self.tables[sequence]], dim=1) for t in (self.k, self.v))
+
+
+@PagedKVCache.near_miss("new-page-per-append")
+class _(_Paged):
+    """Every append takes new pages though the last one has room: fill it first, or pages run out too early."""
+
+    def append(self, sequence, k, v):
+        need = math.ceil(k.shape[1] / self.size)
+        if need > len(self.pool):
+            raise ValueError(f"PagedKVCache.append needs {need} free pages, got {len(self.pool)}")
+        pages = [self.pool.pop(0) for _ in range(need)]
+        self.tables.setdefault(sequence, []).extend(
+            (pages[i // self.size], i % self.size) for i in range(k.shape[1])
+        )
+        for i in range(k.shape[1]):
+            self.k[pages[i // self.size], :, i % self.size] = k[:, i]
+            self.v[pages[i // self.size], :, i % self.size] = v[:, i]
+
+    def gather(self, sequence):
+        return tuple(
+            torch.stack([t[p, :, r] for p, r in self.tables[sequence]], dim=1) for t in (self.k, self.v)
+        )
+
+    def free(self, sequence):
+        self.pool += sorted({p for p, _ in self.tables.pop(sequence)})
+
+
+@PagedKVCache.near_miss("pages-never-come-back")
+class _(_Paged):
+    """The pages of a freed sequence do not return to the pool: put them back, or the pool runs dry."""
+
+    def free(self, sequence):
+        del self.tables[sequence], self.lengths[sequence]
+
+
+@PagedKVCache.near_miss("stale-after-free")
+class _(_Paged):
+    """The pages go back to the pool but the sequence still counts its old tokens: forget its block table and its length too."""
+
+    def free(self, sequence):
+        self.pool += self.tables[sequence]
+        self.tables[sequence] = list(self.tables[sequence])
+
+
+@PagedKVCache.near_miss("stores-what-fits")
+class _(_Paged):
+    """When the pool runs out in the middle, the rows before are already stored: find out first how many pages are needed, and refuse before anything changes."""
+
+    def append(self, sequence, k, v):
+        for i in range(k.shape[1]):
+            super().append(sequence, k[:, i : i + 1], v[:, i : i + 1])
+
+
+@PagedKVCache.near_miss("takes-pages-before-refusing")
+class _(_Paged):
+    """The free pages are taken before it turns out that they are too few, and are lost: compare first, then take."""
+
+    def append(self, sequence, k, v):
+        need = self.need(sequence, k.shape[1])
+        pages, self.pool = self.pool[:need], self.pool[need:]
+        if len(pages) < need:
+            raise ValueError(f"PagedKVCache.append needs {need} free pages, got {len(pages)}")
+        self.tables.setdefault(sequence, []).extend(pages)
+        self.write(sequence, k, v)
+
+
+@PagedKVCache.near_miss("ignores-room-in-the-last-page")
+class _(_Paged):
+    """The check counts pages for all new rows although some fit into the last page: what is needed is ceil((length + new) / page_size) minus the pages held."""
+
+    def append(self, sequence, k, v):
+        need = math.ceil(k.shape[1] / self.size)
+        if need > len(self.pool):
+            raise ValueError(f"PagedKVCache.append needs {need} free pages, got {len(self.pool)}")
+        super().append(sequence, k, v)
+
+
+@PagedKVCache.near_miss("one-table-for-all")
+class _(_Paged):
+    """All sequences share one block table, so each reads the tokens of the others: keep a table for each sequence."""
+
+    def append(self, sequence, k, v):
+        super().append(0, k, v)
+
+    def gather(self, sequence):
+        return super().gather(0)
+
+    def free(self, sequence):
+        super().free(0)
+
+
+@PagedKVCache.near_miss("views-of-pages")
+class _(_Paged):
+    """What gather returned is a view of a page, and changes when the page is used again: return a copy."""
+
+    def gather(self, sequence):
+        if len(self.tables[sequence]) == 1:
+            page, length = self.tables[sequence][0], self.lengths[sequence]
+            return self.k[page, :, :length], self.v[page, :, :length]
+        return super().gather(sequence)
+
+
+@PagedKVCache.near_miss("tokens-for-pages")
+class _(_Paged):
+    """free_pages counts free rows: a page that holds one token belongs to its sequence whole, so count pages."""
+
+    @property
+    def free_pages(self):
+        return len(self.k) * self.size - sum(self.lengths.values())
+
+
+@PagedKVCache.near_miss("shared-by-all")
+class _(_Paged):
+    """All caches share one pool of pages (a class attribute or a default argument): make it in __init__, for each cache."""
+
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        super().__init__(pages, page_size, kv_heads, head_dim, dtype, device)
+        self.k, self.v = shared_buffers(pages, kv_heads, page_size, head_dim, dtype)

@@ -34,6 +34,43 @@ def _refuse_foreign_rows(who: str, k: Tensor, v: Tensor, shape: tuple[int, ...],
             )
 
 
+def _attend_at_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last rows: query i of n may see the keys up to position keys - n + i."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    position = torch.arange(keys - queries, keys, device=q.device)
+    hidden = torch.arange(keys, device=q.device) > position[:, None]  # (queries, keys)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    # exponentials and sums of half precision run in float32; float64 stays as it is
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores.to(wide).masked_fill(hidden, -math.inf), dim=-1)
+    return weights.to(v.dtype) @ v
+
+
+def cached_attention(
+    q: Float[Tensor, "*batch queries d_k"],
+    k: Float[Tensor, "*batch keys d_k"],
+    v: Float[Tensor, "*batch keys d_v"],
+) -> Float[Tensor, "*batch queries d_v"]:
+    """Attends from the last rows of a sequence to all of it, causally (Vaswani et al. 2017, section 3.2).
+
+    The queries are the last rows of the sequence whose keys and values are given: the whole prompt, a chunk,
+    or one token. Each sees its own position and everything before it. A step costs
+    2 * queries * keys * (d_k + d_v) FLOPs per head: nothing is computed for rows that are not asked for.
+
+    Args:
+        q: queries of the newest tokens, at most as many as there are keys.
+        k: keys of all tokens, oldest first.
+        v: their values; d_v may differ from d_k.
+
+    Numerics: the softmax runs in float32 for half-precision inputs.
+    """
+    if q.shape[-2] > k.shape[-2]:
+        raise ValueError(
+            f"cached_attention needs queries <= keys, got queries={q.shape[-2]}, keys={k.shape[-2]}"
+        )
+    return _attend_at_end(q, k, v)
+
+
 class KVCache:
     """Keeps the keys and values of every token so far in memory that is allocated once.
 
@@ -100,43 +137,6 @@ class KVCache:
     def reset(self) -> None:
         """Forgets all tokens; the memory is kept and used again."""
         self.length = 0
-
-
-def _attend_at_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last rows: query i of n may see the keys up to position keys - n + i."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    position = torch.arange(keys - queries, keys, device=q.device)
-    hidden = torch.arange(keys, device=q.device) > position[:, None]  # (queries, keys)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    # exponentials and sums of half precision run in float32; float64 stays as it is
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.softmax(scores.to(wide).masked_fill(hidden, -math.inf), dim=-1)
-    return weights.to(v.dtype) @ v
-
-
-def cached_attention(
-    q: Float[Tensor, "*batch queries d_k"],
-    k: Float[Tensor, "*batch keys d_k"],
-    v: Float[Tensor, "*batch keys d_v"],
-) -> Float[Tensor, "*batch queries d_v"]:
-    """Attends from the last rows of a sequence to all of it, causally (Vaswani et al. 2017, section 3.2).
-
-    The queries are the last rows of the sequence whose keys and values are given: the whole prompt, a chunk,
-    or one token. Each sees its own position and everything before it. A step costs
-    2 * queries * keys * (d_k + d_v) FLOPs per head: nothing is computed for rows that are not asked for.
-
-    Args:
-        q: queries of the newest tokens, at most as many as there are keys.
-        k: keys of all tokens, oldest first.
-        v: their values; d_v may differ from d_k.
-
-    Numerics: the softmax runs in float32 for half-precision inputs.
-    """
-    if q.shape[-2] > k.shape[-2]:
-        raise ValueError(
-            f"cached_attention needs queries <= keys, got queries={q.shape[-2]}, keys={k.shape[-2]}"
-        )
-    return _attend_at_end(q, k, v)
 
 
 def rope_at(x: Float[Tensor, "*batch seq head_dim"], start: int) -> Float[Tensor, "*batch seq head_dim"]:
@@ -206,25 +206,6 @@ def positions_from_padding(real: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batc
     return (real.to(torch.int64).cumsum(dim=-1) - 1).clamp(min=0)
 
 
-def kv_cache_bytes(
-    batch: int, seq: int, layers: int, kv_heads: int, head_dim: int, bytes_per_element: int | float = 2
-) -> int | float:
-    """Returns the size of the KV cache in bytes: 2 * layers * kv_heads * head_dim * batch * seq * bytes.
-
-    The 2 is for keys and values. With kv_heads * head_dim = d_hidden and two bytes (FP16) this is the
-    lecture's 2 * 2 * batch * seq * layers * d_hidden.
-
-    Args:
-        batch: sequences.
-        seq: tokens cached per sequence.
-        layers: layers, each with a cache of its own.
-        kv_heads: key and value heads, fewer than query heads in grouped-query attention.
-        head_dim: width of one head.
-        bytes_per_element: 4, 2 (FP16, BF16), 1 (int8), or a fraction such as 0.5 (4 bits).
-    """
-    return 2 * layers * kv_heads * head_dim * batch * seq * bytes_per_element
-
-
 def decode_intensity(
     batch: int,
     seq: int,
@@ -277,6 +258,25 @@ def forward_flops(
     d = heads * head_dim
     weights = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
     return batch * layers * new * (2 * weights + 4 * seq * d)
+
+
+def kv_cache_bytes(
+    batch: int, seq: int, layers: int, kv_heads: int, head_dim: int, bytes_per_element: int | float = 2
+) -> int | float:
+    """Returns the size of the KV cache in bytes: 2 * layers * kv_heads * head_dim * batch * seq * bytes.
+
+    The 2 is for keys and values. With kv_heads * head_dim = d_hidden and two bytes (FP16) this is the
+    lecture's 2 * 2 * batch * seq * layers * d_hidden.
+
+    Args:
+        batch: sequences.
+        seq: tokens cached per sequence.
+        layers: layers, each with a cache of its own.
+        kv_heads: key and value heads, fewer than query heads in grouped-query attention.
+        head_dim: width of one head.
+        bytes_per_element: 4, 2 (FP16, BF16), 1 (int8), or a fraction such as 0.5 (4 bits).
+    """
+    return 2 * layers * kv_heads * head_dim * batch * seq * bytes_per_element
 
 
 def grouped_query_attention(
