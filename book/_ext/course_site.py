@@ -1,7 +1,7 @@
 """What this book needs of its site beside the theme.
 
 - A page is read, and so executed, again when a module of `course_llm` that its cells import has changed.
-- Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of every module) and
+- Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of the modules) and
   `chapter-cards` (the landing page).
 - Links to the repository, Colab and Binder, all from `repository.url`, left out while that is empty.
 - Descriptions and OpenGraph tags, a sitemap and a page for addresses that do not exist.
@@ -30,6 +30,7 @@ import course_llm
 logger = logging.getLogger(__name__)
 PACKAGE = Path(course_llm.__file__).parent
 CODE_CELL = re.compile(r"^```+\{code-cell\}[^\n]*\n(.*?)^```+", re.MULTILINE | re.DOTALL)
+SHEET = re.compile(r"^```\{exercise-sheet\} (\w+)\n```$", re.MULTILINE)
 IMPORT = re.compile(
     r"^\s*(?:from course_llm(?:\.(\w+))? import ([\w, ]+)|import course_llm\.(\w+))", re.MULTILINE
 )
@@ -137,46 +138,46 @@ class MarkdownDirective(SphinxDirective):
         return container.children
 
 
-class ExerciseSheet(MarkdownDirective):
-    """A chapter's exercises as its notebook has them: tasks, starters, points, and the links that open the notebook."""
+def write_exercise_sheet(app, page, content):
+    """Puts a chapter's exercises in the place of `{exercise-sheet} stem`: links, tasks, starters, points.
+
+    The page is changed before it is parsed, so that the tasks are sections of the page like any others.
+    """
+    content[0] = SHEET.sub(lambda match: exercise_sheet(app, match.group(1)), content[0])
+
+
+def exercise_sheet(app, stem):
+    root = Path(app.srcdir)
+    path = root / "exercises" / stem / f"{stem}.ipynb"
+    app.env.note_dependency(str(path))
+    relative = path.relative_to(root).as_posix()
+    if not path.exists():
+        logger.warning("%s is missing; `make sync` writes it", relative, location=app.env.docname)
+        return ""
+    parts = [f"- {{download}}`Download the notebook </{relative}>`"]
+    parts += [f"- [{words}]({url})" for words, url in run_links(app.config, relative)]
+    parts.append("")
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        graded = cell["metadata"].get("nbgrader", {})
+        if cell["cell_type"] == "markdown":
+            parts.append(re.sub(r"\A# .*\n*", "", source) + "\n")  # the page has its own title
+        elif graded.get("solution") or graded.get("grade_id") == "given":
+            parts.append(f"````python\n{source}\n````\n")
+    return "\n".join(parts)
+
+
+class Api(MarkdownDirective):
+    """The public modules of the package, documented from their source: those of the chapters, or those they share."""
 
     required_arguments = 1
 
     def run(self):
-        stem = self.arguments[0]
-        root = Path(self.env.srcdir)
-        path = root / "exercises" / stem / f"{stem}.ipynb"
-        self.env.note_dependency(str(path))
-        if not path.exists():
-            raise self.error(f"exercise-sheet: {path.relative_to(root)} is missing; `make sync` writes it")
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        relative = path.relative_to(root).as_posix()
-        links = [f"{{download}}`Download the notebook </{relative}>`"]
-        links += [f"[{words}]({url})" for words, url in run_links(self.config, relative)]
-        markdown = "\n".join(f"- {link}" for link in links) + "\n\n" + self.sheet(cells)
-        return self.parsed(markdown, path)
-
-    def sheet(self, cells):
+        chapters = self.arguments[0] == "chapters"
         parts = []
-        for cell in cells:
-            source = "".join(cell["source"])
-            name = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
-            graded = cell["metadata"].get("nbgrader", {})
-            if cell["cell_type"] == "markdown":
-                parts.append(re.sub(r"\A# .*\n*", "", source))  # the page has its own title
-            elif graded.get("solution") or name == "given":
-                parts.append(f"````python\n{source}\n````")
-        return "\n\n".join(parts) + "\n"
-
-
-class Api(MarkdownDirective):
-    """Every public module of the package, documented from its source."""
-
-    def run(self):
-        names = sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__))
-        parts = []
-        for name in names:
-            if not name.startswith("_"):
+        for name in sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__)):
+            has_chapter = Path(self.env.srcdir, "solutions", f"{name}.py").exists()
+            if not name.startswith("_") and has_chapter == chapters:
                 target = f"course_llm.{name}"
                 parts.append(f"## `{target}`\n\n```{{eval-rst}}\n.. automodule:: {target}\n   :members:\n```")
         return self.parsed("\n\n".join(parts), "course_llm")
@@ -295,11 +296,11 @@ def extra_pages(app):
 
 def setup(app):
     app.add_node(toctree_cards)
-    app.add_directive("exercise-sheet", ExerciseSheet)
     app.add_directive("api", Api)
     app.add_directive("chapter-cards", ChapterCards)
     app.connect("config-inited", show_repository_buttons, priority=900)
     app.connect("env-get-outdated", outdated_pages)
+    app.connect("source-read", write_exercise_sheet)
     app.connect("doctree-read", keep_opening)
     app.connect("doctree-resolved", fill_cards)
     app.connect("autodoc-process-docstring", plain_docstring, priority=100)  # before napoleon

@@ -5,11 +5,15 @@ answer opens its own.
 """
 
 import html
+import json
+import re
 
 import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
+
+KEY = re.compile(r"\s*(?:- )?(?:question|choices|text|why|right):")
 
 
 class quiz(nodes.General, nodes.Element):
@@ -36,12 +40,27 @@ class quiz_why(nodes.General, nodes.Element):
     """Why a choice is right or wrong."""
 
 
+def quoted(lines):
+    """Puts the words behind a key in quotes, so that a colon, a backtick or a hash in them means nothing to YAML."""
+    result = []
+    for line in lines:
+        found = re.fullmatch(r"(\s*(?:- )?(?:question|text|why): +)([^\s\"'|>].*)", line)
+        if found:
+            result.append(found.group(1) + json.dumps(found.group(2).strip(), ensure_ascii=False))
+        elif result and re.match(r"\s*[^\s-]", line) and not KEY.match(line) and result[-1].endswith('"'):
+            # a long text goes on in the next line
+            result[-1] = result[-1][:-1] + " " + json.dumps(line.strip(), ensure_ascii=False)[1:]
+        else:
+            result.append(line)
+    return "\n".join(result)
+
+
 class Quiz(SphinxDirective):
     has_content = True
 
     def run(self):
         try:
-            questions = yaml.safe_load("\n".join(self.content))
+            questions = yaml.safe_load(quoted(self.content))
         except yaml.YAMLError as error:
             raise self.error(f"quiz: {error}") from error
         self.check(questions)

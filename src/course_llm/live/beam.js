@@ -94,7 +94,7 @@ export default {
           && (column === 1 || history[column - 2].some((m) => m.path.join(" ") === node.path.slice(0, -1).join(" ")));
         const state = isKept ? "kept" : tried ? "dropped" : "unseen";
         const box = make("div", { class: `node ${state}`, "data-path": node.path.join(" "), "data-state": state },
-          make("strong", {}, node.token), ` ${node.prob.toFixed(2)}`,
+          make("span", {}, make("strong", {}, node.token), ` ${node.prob.toFixed(2)}`),
           make("span", { class: "small" }, isKept ? "kept " : tried ? "dropped " : "",
             make("output", {}, tried ? Math.exp(node.logProb).toFixed(3) : "")));
         box.style.gridColumn = column;
