@@ -1,24 +1,13 @@
-"""Recipes and data of a pretraining run: what is read from a TOML file, and which tokens come at which step.
-
-The batch of a step follows from the recipe's seed and the step alone. So a run that is taken up again after
-a crash needs no state of a random generator to see the same data, and every process of a parallel run knows
-its share.
-"""
+"""Recipes: all that a pretraining run depends on, read from a TOML file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-import torch.nn.functional as F
-from jaxtyping import Int
-from torch import Tensor, nn
+from typing import Any
 
 from course_llm import corpus
 from course_llm.checkpoints import config_from_dict
@@ -35,13 +24,14 @@ class Training:
     Attributes:
         seed: of the initial weights and of the order of the data.
         tokens: to train on, in all.
-        rows: sequences per step and process, of the model's context each.
+        rows: sequences per step, all processes together, of the model's context each.
         accumulate: so many backward passes make one step, each over rows / accumulate sequences.
         peak_lr: of AdamW; reached after `warmup_steps`, kept, and taken linearly to 0 over the last
             `decay_share`.
         betas, eps, weight_decay: of AdamW; only matrices decay.
         clip: largest norm of all gradients together.
-        precision: of matrix products while training.
+        precision: "bfloat16" for matrix products alone (autocast), "float32", or "float64" to compare
+            exactly.
         log_every, validate_every, sample_every, checkpoint_every: in steps.
         prompts: what samples begin with.
     """
@@ -57,7 +47,7 @@ class Training:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: str = "float32"
     log_every: int = 50
     validate_every: int = 1000
     sample_every: int = 2000
@@ -82,8 +72,8 @@ class Training:
             )
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"a recipe needs 0 <= decay_share <= 1, got {self.decay_share}")
-        if self.precision not in ("float32", "bfloat16"):
-            raise ValueError(f"a recipe needs precision float32 or bfloat16, got {self.precision}")
+        if self.precision not in ("bfloat16", "float32", "float64"):
+            raise ValueError(f"a recipe needs precision bfloat16, float32 or float64, got {self.precision}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,7 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Steps that take `training.tokens` tokens, rounded up, for one process."""
+        """Steps that take `training.tokens` tokens, rounded up."""
         return -(-self.training.tokens // (self.training.rows * self.model.context))
 
     def tokenizer(self) -> CourseTokenizer:
@@ -147,92 +137,6 @@ def read_recipe(path: str | Path) -> Recipe:
     )
 
 
-class TokenStream:
-    """Cuts documents into training rows: shuffled anew each epoch, joined by ends of text, cut every `context`.
-
-    Args:
-        documents: token ids of each document.
-        eos_id: ends a document.
-        context: tokens per row.
-        seed: of the order.
-    """
-
-    def __init__(self, documents: Sequence[Sequence[int]], eos_id: int, context: int, seed: int) -> None:
-        self.documents = [torch.tensor([*ids, eos_id], dtype=torch.int64) for ids in documents]
-        self.context, self.seed = context, seed
-        self.rows_per_epoch = (sum(map(len, self.documents)) - 1) // context
-        if self.rows_per_epoch < 1:
-            raise ValueError(f"TokenStream needs more than context={context} tokens, got fewer")
-        self._epoch: tuple[int, Tensor, Tensor] | None = None
-
-    def batch(self, first: int, rows: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """Returns inputs and targets of rows first, first + 1, ..., counted from the start of the run."""
-        starts = [self._row(index) for index in range(first, first + rows)]
-        pieces = torch.stack([stream[start : start + self.context + 1] for stream, start in starts])
-        return pieces[:, :-1], pieces[:, 1:]
-
-    def _row(self, index: int) -> tuple[Tensor, int]:
-        epoch, place = divmod(index, self.rows_per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            order = torch.randperm(len(self.documents), generator=generator).tolist()
-            stream = torch.cat([self.documents[document] for document in order])
-            self._epoch = (epoch, stream, torch.randperm(self.rows_per_epoch, generator=generator))
-        _, stream, rows = self._epoch
-        return stream, int(rows[place]) * self.context
-
-
-def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Yields start and first scored target of windows that score every target of a sequence once.
-
-    Windows of `window` tokens start every `stride`; each scores the targets that the one before has not.
-    """
-    scored = 1
-    for start in range(0, length, stride):
-        yield start, scored
-        scored = min(start + window, length)
-        if scored == length:
-            return
-
-
-@torch.no_grad()
-def bits_per_byte(
-    model: nn.Module, documents: Sequence[str], tokenizer: CourseTokenizer, context: int, batch: int = 16
-) -> float:
-    """Measures how many bits the model needs per byte of documents, their ends included.
-
-    The documents stand one after the other, each with its end of text, for which one byte, the newline, is
-    counted. They are read in windows of `context` tokens that overlap by half: every token is predicted once,
-    and all but the first ones after at least context / 2 others.
-
-    Args:
-        model: token ids `(batch, seq)` to logits.
-        documents: texts that the model was not trained on.
-        tokenizer: the model's.
-        context: tokens per window.
-        batch: windows at a time.
-    """
-    ids = [tokenizer.eos_id]
-    for document in tokenizer.encode_batch(documents):
-        ids += [*document, tokenizer.eos_id]
-    stream = torch.tensor(ids, dtype=torch.int64)
-    device = next(model.parameters()).device
-    total = torch.zeros((), dtype=torch.float64)
-    places = list(windows(len(ids), context + 1, max(context // 2, 1)))
-    for first in range(0, len(places), batch):
-        group = places[first : first + batch]
-        rows = [stream[start : start + context + 1] for start, _ in group]
-        lengths = torch.tensor([len(row) for row in rows])
-        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_id)
-        position = torch.arange(1, padded.shape[1])
-        fresh = torch.tensor([scored - start for start, scored in group])
-        counted = (position >= fresh[:, None]) & (position < lengths[:, None])
-        logits = model(padded[:, :-1].to(device)).float()
-        losses = F.cross_entropy(logits.flatten(0, 1), padded[:, 1:].flatten().to(device), reduction="none")
-        total += losses.cpu().double()[counted.flatten()].sum()
-    return float(total / torch.tensor(2.0).double().log() / corpus.byte_count(documents))
-
-
 def as_plain(recipe: Recipe) -> dict[str, Any]:
     """Returns a recipe as plain values, exactly as JSON gives them back; paths are left out, as files may move."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
@@ -251,3 +155,17 @@ def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
             f"validation_share is {ours['validation_share']} here and {theirs.get('validation_share')} there"
         )
     return None
+
+
+def warm_stable_decay(step: int, peak: float, warmup: int, total: int, decay_share: float) -> float:
+    """Returns the learning rate of a step, from 0: up in `warmup` steps, flat, then linearly towards 0.
+
+    Args:
+        step: counts from 0; step `total` would have rate 0.
+        peak: the flat part's rate.
+        warmup: steps on the way up.
+        total: steps in all.
+        decay_share: part of the steps on the way down.
+    """
+    decay = max(int(total * decay_share), 1)
+    return peak * min(1.0, (step + 1) / max(warmup, 1), (total - step) / decay)

@@ -17,7 +17,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from jaxtyping import Int
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 
 TOKENIZER_PATH = Path(__file__).parent / "data" / "tokenizer.json"
 # Words of ASCII letters, of digits, or of anything else, each with at most one space before; other spaces
@@ -170,7 +172,7 @@ class CourseTokenizer:
         """Returns the token ids of every text; faster than one after the other."""
         return [encoding.ids for encoding in self.inner.encode_batch(list(texts), add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Int[Tensor, " seq"]) -> str:
         """Returns the text of token ids (a list or a 1-D tensor); the end of text gives nothing.
 
         Bytes that are not UTF-8 (a character cut in two) come back as U+FFFD.
@@ -181,7 +183,7 @@ class CourseTokenizer:
             raise ValueError(f"decode needs ids in [0, {self.vocab}), got {wrong}")
         return self.inner.decode(ids, skip_special_tokens=True)
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int] | Int[Tensor, " seq"]) -> list[str]:
         """Returns the text of each token by itself, for figures and tables."""
         return [EOS if int(index) == self.eos_id else self.decode([index]) for index in ids]
 
