@@ -1368,8 +1368,8 @@ def _(model, ids):
 
 @find_leaks.near_miss("last-token-only")
 def _(model, ids):
-    """Only the last of the other tokens decides: its answer overwrites those before it. An entry is True when any token makes a
-    difference: combine them with `|=`."""
+    """One token alone decides in each place: either no other is tried, or the answer of the last one overwrites those before it. Try
+    every other token, and collect what they find with `|=`."""
     leaks = _no_leaks(ids)
     for j, before, after in _trials(model, ids):
         leaks[:j, j] = _moved(after, before)[:j]
@@ -1463,8 +1463,8 @@ def _(model, ids):
 
 @find_leaks.near_miss("relative-tolerance")
 def _(model, ids):
-    """The tolerance grows with the logits, as `torch.allclose` and `torch.isclose` have it unless rtol is 0. The limit is 1e-6,
-    whatever the size of the logits."""
+    """The tolerance is too large: it is above 1e-6, or it grows with the logits, as in `torch.allclose` and `torch.isclose` unless
+    rtol is 0. The limit is 1e-6, whatever the size of the logits."""
     leaks = _no_leaks(ids)
     for j, before, after in _trials(model, ids):
         leaks[:j, j] |= ~torch.isclose(after, before, atol=1e-6).all(-1)[0, :j]
