@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 from autograder import checks
+from autograder.compare import BY_DTYPE, Tolerance
 from autograder.inside.engine import Outcome
 from autograder.spec import (
     Backend,
@@ -189,10 +190,11 @@ def diagnose(exercise: Exercise, runs: list[CaseRun], seed: int, public: bool) -
     error where the near-miss has values, and must not pass more than a third of what the near-miss fails.
     """
     failing = [i for i, run in enumerate(runs) if run.complaint]
+    tolerances = [e.case.tolerance for _, cases in prepared(exercise, seed, public) for e in cases]
     best: tuple[float, NearMiss] | None = None
     for miss in exercise.near_misses:
         theirs = near_miss_runs(exercise, miss, seed, public)
-        alike = [i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i])]
+        alike = [i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i], tolerances[i])]
         missed = [i for i, run in enumerate(theirs) if run.complaint]
         contradicted = [i for i in missed if not runs[i].complaint]
         if 2 * len(alike) < len(failing) or not alike or 3 * len(contradicted) > len(missed):
@@ -210,20 +212,20 @@ def _telling(run: CaseRun) -> bool:
     return bool(run.transcript) and run.transcript[-1].error is None
 
 
-def same_transcript(a: CaseRun, b: CaseRun) -> bool:
+def same_transcript(a: CaseRun, b: CaseRun, tolerance: Tolerance = BY_DTYPE) -> bool:
     """Whether two implementations answered a case in the same way."""
     if len(a.transcript) != len(b.transcript):
         return False
-    return all(same_outcome(x, y) for x, y in zip(a.transcript, b.transcript, strict=True))
+    return all(same_outcome(x, y, tolerance) for x, y in zip(a.transcript, b.transcript, strict=True))
 
 
-def same_outcome(a: Outcome, b: Outcome) -> bool:
+def same_outcome(a: Outcome, b: Outcome, tolerance: Tolerance = BY_DTYPE) -> bool:
     """Whether two outcomes are alike: the same kind of error, or values within the tolerance."""
     if a.error or b.error:
         return bool(a.error and b.error and a.error.name == b.error.name)
     if a.changed != b.changed:
         return False
     try:
-        return outcome_difference(a, b) is None
+        return outcome_difference(a, b, tolerance) is None
     except TypeError:  # values that no rule compares, say two functions
         return type(a.value) is type(b.value) and repr(a.value) == repr(b.value)
