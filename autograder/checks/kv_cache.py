@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from autograder.inside.codec import Handle
+from autograder.inside.engine import Outcome
 from autograder.spec import Case, Exercise, Gen, Subject, call, scenario, served
 from course_llm import kv_cache as ref
 from course_llm.attention import apply_rope
@@ -997,19 +998,26 @@ positions_from_padding = Exercise("positions_from_padding", ref, see="unequal-pr
 
 
 def _padded(*pads: int, seq: int) -> Case:
-    """Rows with so many padding tokens at the left."""
+    """Rows with so many padding tokens at the left; what an answer puts on padding is not looked at."""
     real = torch.arange(seq) >= torch.tensor(pads)[:, None]
+    want = torch.arange(seq) - torch.tensor(pads)[:, None]
 
-    def verdict(value, real):
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
-            return "the result should be an int64 tensor"
-        if value.shape != real.shape:
-            return f"the result has shape {tuple(value.shape)}, it should have {tuple(real.shape)}"
-        want = torch.arange(real.shape[1]) - torch.tensor(pads)[:, None]
+    def run(s: Subject) -> None:
+        value = s.ask("positions_from_padding", real)
+        changed = s.transcript[-1].changed
+        if isinstance(value, torch.Tensor) and value.shape == real.shape:
+            s.transcript[-1] = Outcome(value=torch.where(real, value, 0))
+        is_int64 = isinstance(value, torch.Tensor) and value.dtype == torch.int64
+        s.require(is_int64, "the result should be an int64 tensor")
+        s.require(
+            value.shape == real.shape,
+            f"the result has shape {tuple(value.shape)}, it should have {tuple(real.shape)}",
+        )
         wrong = int((value != want)[real].sum())
-        return f"the positions of {wrong} of {int(real.sum())} real tokens are wrong" if wrong else None
+        s.require(wrong == 0, f"the positions of {wrong} of {int(real.sum())} real tokens are wrong")
+        s.require(not changed, "argument 1 is changed in place")
 
-    return call(real).judge(verdict)
+    return scenario(run)
 
 
 @positions_from_padding.group("values", share=2)
@@ -2118,14 +2126,13 @@ def _(g: Gen):
     yield scenario(two).says("two caches side by side")
 
     def look_back(s: Subject) -> None:
-        cache = s.new("PagedKVCache", 2, 4, 2, 3, F32, "cpu")
+        cache = s.new("PagedKVCache", 1, 4, 2, 3, F32, "cpu")  # one page: it is the one that is used again
         s.method(cache, "append", 1, *given[0])
         earlier = keep(s, cache, "gather", 1)
         s.method(cache, "free", 1)
-        for sequence, (k, v) in ((2, given[2]), (3, given[2])):
-            s.method(cache, "append", sequence, k, v)
-            s.method(earlier, "__getitem__", 0)
-            s.method(earlier, "__getitem__", 1)
+        s.method(cache, "append", 2, *given[2])
+        s.method(earlier, "__getitem__", 0)
+        s.method(earlier, "__getitem__", 1)
 
     yield scenario(look_back).says("what was gathered stays when its pages are used again")
 
