@@ -385,12 +385,14 @@ class Worker:
             fits = isinstance(value, dict) and set(value) == {"value", "grads", "detached"}
             fits = fits and isinstance(value["grads"], tuple) and type(value["detached"]) is int
         elif kind == "measure":
-            fits = isinstance(value, dict) and set(value) == {"value", "flops", "largest", "saved"}
+            fits = isinstance(value, dict) and set(value) == {"value", "flops", "largest", "held", "saved"}
             fits = fits and all(
-                type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "saved")
+                type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "held", "saved")
             )
         elif kind in ("new", "module", "optimizer", "generator"):
             fits = isinstance(value, Handle)
+        elif kind == "held":
+            fits = type(value) is int and value >= 0
         elif kind == "workdir":
             fits = isinstance(value, str) and len(value) < 200
         else:

@@ -6,6 +6,7 @@ every length before it allocates, and every tag before it believes it.
 
 import dataclasses
 import json
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -112,7 +113,11 @@ class Packer:
             kind = f"{tensor.dtype} tensor on {tensor.device}, {tensor.layout}"
             return {"t": "other", "v": kind}
         node: dict[str, Any] = {"t": "tensor", "v": len(self.tensors), "device": str(tensor.device)}
-        if not tensor.is_contiguous() and 0 not in tensor.stride():
+        if (
+            not tensor.is_contiguous()
+            and 0 not in tensor.stride()
+            and _is_dense_enough(tensor.shape, tensor.stride())
+        ):
             node["stride"] = list(tensor.stride())
         self.tensors.append(tensor.resolve_conj().resolve_neg().cpu().contiguous())
         return node
@@ -227,7 +232,7 @@ class Unpacker:
             raise ProtocolError("the answer has a tensor of an unknown dtype")
         stride = node.get("stride")
         if stride is not None and self.devices is None:
-            if len(stride) != tensor.dim() or _extent(tensor.shape, stride) > 4 * tensor.numel() + 64:
+            if len(stride) != tensor.dim() or not _is_dense_enough(tensor.shape, stride):
                 raise ProtocolError("the answer has a tensor with impossible strides")
             tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
         device = node.get("device", "cpu")
@@ -238,6 +243,11 @@ class Unpacker:
                 return Other(f"tensor on {device}")
             device = self.devices[device]
         return tensor if device == "cpu" else tensor.to(device)
+
+
+def _is_dense_enough(shape, stride) -> bool:
+    """Whether a layout may cross the wall: a thin slice of a large tensor is sent contiguous instead."""
+    return _extent(shape, stride) <= 4 * math.prod(shape) + 64
 
 
 def _extent(shape, stride) -> int:
