@@ -205,12 +205,11 @@ class Engine:
             attached = [t for t in outputs if t.requires_grad]
             grads: tuple = ()
             if attached:
-                found = torch.autograd.grad(
-                    attached, leaves, [cotangent(t) for t in attached], allow_unused=True
-                )
-                grads = tuple(
-                    torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)
-                )
+                for x in leaves:  # whatever the answer itself has accumulated
+                    x.grad = None
+                # not autograd.grad: a reentrant checkpoint allows backward only
+                torch.autograd.backward(attached, [cotangent(t) for t in attached])
+                grads = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
         detached = len(outputs) - len(attached)
         plain = clone_tree(value, Tensor.detach)
         return Outcome(value={"value": plain, "grads": grads, "detached": detached})
