@@ -7,8 +7,8 @@
 #
 # These rules hold everywhere. Logarithms are natural, so losses are in **nats**. A float result keeps the dtype of its float
 # input, `float16` and `bfloat16` included (computing in `float32` inside is fine), and `float64` keeps its precision. Every
-# float result is **differentiable** in its float inputs. Inputs are never changed in place. A wrong argument raises a
-# `ValueError` with a message where the docstring says so. You may use your own functions from above.
+# float result is **differentiable** in its float inputs. Inputs are never changed in place, and may be slices or
+# transposes of other tensors. A wrong argument raises a `ValueError` with a message where the docstring says so. You may use your own functions from above.
 #
 # A `model` is a function: token ids `(batch, seq)` go in, logits `(batch, seq, vocab)` come out. It is causal: the logits at
 # position t depend on the tokens up to t.

@@ -27,7 +27,6 @@ def _(g: Gen):
     for shape in [(6,), (3, 5), (2, 3, 5), (2, 2, 3, 4)]:
         logits = 2 * g.randn(*shape)
         yield call(logits).expect(F.log_softmax(logits, -1)).says(f"{len(shape) - 1} batch dimensions")
-    yield call(g.randn(5, 3).T).says("logits that are not contiguous")
 
 
 @log_softmax.group("stable", share=1)
@@ -35,18 +34,29 @@ def _(g: Gen):
     """Stays finite and exact for logits that are large or far apart."""
     yield call(g.tensor([0.0, 200.0])).expect(g.tensor([-200.0, 0.0])).says("[0, 200]")
     yield call(g.tensor([-1e4, 1e4, 0.0])).expect(g.tensor([-2e4, 0.0, -1e4])).says("logits of ±10,000")
-    yield call(g.tensor([-1e4, -1e4])).expect(g.tensor([-math.log(2.0)] * 2)).says("all logits at −10,000")
-    yield call(g.tensor([[0.0, 1.0], [1000.0, 1001.0]])).says("rows that lie far from each other")
+    # x − logsumexp(x) is right, too: it loses the digits that float32 does not have at 10,000
+    yield (
+        call(g.tensor([-1e4, -1e4]))
+        .expect(g.tensor([-math.log(2.0)] * 2))
+        .close(atol=2e-3)
+        .says("all logits at −10,000")
+    )
+    yield (
+        call(g.tensor([[0.0, 1.0], [1000.0, 1001.0]]))
+        .close(atol=2e-4)
+        .says("rows that lie far from each other")
+    )
     yield call(1000 + g.randn(2, 4, dtype=torch.float64)).says("logits around 1,000")
     yield call(g.tensor([0.0, 1e5], torch.bfloat16)).says("100,000 in bfloat16")
     yield call(g.tensor([0.0, 1000.0], torch.float16)).says("1,000 in float16")
 
 
-@log_softmax.group("dtypes", share=1)
+@log_softmax.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         yield call(g.randn(2, 5, dtype=dtype)).says(str(dtype))
+    yield call(g.randn(5, 3).T).says("logits that are not contiguous")
 
 
 @log_softmax.group("gradient", share=1)
@@ -72,11 +82,19 @@ def _(logits):
     return logits - logits.exp().sum(-1, keepdim=True).log()
 
 
-@log_softmax.near_miss("epsilon-inside-log")
-def _(logits):
-    """A small number is added inside the logarithm. It hides the −inf but gives a wrong value: every probability below the
-    epsilon gets the same log-probability. Subtract the largest logit instead; then there is nothing to hide."""
-    return (logits.softmax(-1) + 1e-9).log()
+def _epsilon_inside_log(epsilon, hide=torch.add):
+    def near_miss(logits):
+        """A small number is added inside the logarithm. It hides the −inf but gives a wrong value: every probability below
+        the number gets the same log-probability. Subtract the largest logit instead; then there is nothing to hide."""
+        return hide(logits.softmax(-1), epsilon).log()
+
+    return near_miss
+
+
+log_softmax.near_miss("epsilon-inside-log")(_epsilon_inside_log(1e-9))
+for _epsilon in (1e-6, 1e-8, 1e-10, 1e-12):
+    log_softmax.near_miss(f"epsilon-{_epsilon:g}-inside-log")(_epsilon_inside_log(_epsilon))
+    log_softmax.near_miss(f"clamped-at-{_epsilon:g}-inside-log")(_epsilon_inside_log(_epsilon, torch.clamp))
 
 
 @log_softmax.near_miss("one-maximum-for-all")
@@ -118,8 +136,6 @@ def _(g: Gen):
         logits, targets = g.randn(*shape, 7), g.ints(0, 7, *shape)
         want = F.cross_entropy(logits.reshape(-1, 7), targets.reshape(-1))
         yield call(logits, targets).expect(want).says(f"{len(shape)} batch dimensions")
-    yield call(g.randn(6, 4).T, g.ints(0, 6, 4)).says("logits that are not contiguous")
-    yield call(g.randn(2, 3, 5), g.ints(0, 5, 3, 2).T).says("targets that are not contiguous")
 
 
 @cross_entropy.group("ignored", share=1)
@@ -163,13 +179,15 @@ def _(g: Gen):
     yield call(g.tensor([0.0, 200.0, 1.0]), g.tensor(0)).gradient().says("the gradient at [0, 200, 1]")
 
 
-@cross_entropy.group("dtypes", share=1)
+@cross_entropy.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         targets = g.ints(0, 5, 2, 3)
         targets[0, 1] = -100
         yield call(g.randn(2, 3, 5, dtype=dtype), targets).says(str(dtype))
+    yield call(g.randn(6, 4).T, g.ints(0, 6, 4)).says("logits that are not contiguous")
+    yield call(g.randn(2, 3, 5), g.ints(0, 5, 3, 2).T).says("targets that are not contiguous")
 
 
 @cross_entropy.group("gradient", share=1)
@@ -273,16 +291,16 @@ def _(g: Gen):
     )
     yield call(g.perm(15).reshape(3, 5)).says("a batch of three")
     yield call(g.perm(16).reshape(4, 4)).says("as many rows as tokens")
-    yield call(g.perm(12).reshape(6, 2).T).says("ids that are not contiguous")
 
 
 @shift_for_next_token.group("edges", share=1)
 def _(g: Gen):
-    """Handles one text, two tokens, one token, and other integer types."""
+    """Handles one text, two tokens, one token, other integer types, transposed ids."""
     yield call(g.perm(6)[None]).says("a batch of one")
     yield call(g.perm(4).reshape(2, 2)).says("texts of two tokens")
     yield call(g.perm(3)[:, None]).says("texts of one token have no pair")
     yield call(g.perm(6).reshape(2, 3).to(torch.int32)).says("int32 ids stay int32")
+    yield call(g.perm(12).reshape(6, 2).T).says("ids that are not contiguous")
 
 
 @shift_for_next_token.near_miss("unshifted")
@@ -336,9 +354,6 @@ def _(g: Gen):
     yield call(g.randn(2, 4, 3), g.tensor([[0, 1, 0, 2], [0, 0, 2, 1]]), pad_id=None).says(
         "without pad_id, token 0 counts like any other"
     )
-    yield call(g.randn(4, 3, 6).transpose(0, 1), g.ints(0, 6, 4, 3).T).says(
-        "arguments that are not contiguous"
-    )
 
 
 @next_token_loss.group("padding", share=1)
@@ -370,11 +385,14 @@ def _(g: Gen):
     )
 
 
-@next_token_loss.group("dtypes", share=1)
+@next_token_loss.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         yield call(g.randn(2, 4, 5, dtype=dtype), g.ints(0, 5, 2, 4), pad_id=1).says(str(dtype))
+    yield call(g.randn(4, 3, 6).transpose(0, 1), g.ints(0, 6, 4, 3).T).says(
+        "arguments that are not contiguous"
+    )
 
 
 @next_token_loss.group("gradient", share=1)
@@ -475,9 +493,6 @@ def _(g: Gen):
     yield call(quarter, g.tensor([[0, 2, 1]])).expect(g.tensor([-math.log(8.0)])).says("1/2 times 1/4")
     for batch, seq in [(1, 4), (3, 5), (4, 2)]:
         yield call(g.randn(batch, seq, 6), g.ints(0, 6, batch, seq)).says(f"a batch of {batch}")
-    yield call(g.randn(5, 3, 4).transpose(0, 1), g.ints(0, 4, 5, 3).T).says(
-        "arguments that are not contiguous"
-    )
 
 
 @sequence_log_prob.group("law and limits", share=1)
@@ -503,11 +518,14 @@ def _(g: Gen):
     )
 
 
-@sequence_log_prob.group("dtypes", share=1)
+@sequence_log_prob.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         yield call(g.randn(2, 3, 4, dtype=dtype), g.ints(0, 4, 2, 3)).says(str(dtype))
+    yield call(g.randn(5, 3, 4).transpose(0, 1), g.ints(0, 4, 5, 3).T).says(
+        "arguments that are not contiguous"
+    )
 
 
 @sequence_log_prob.group("gradient", share=1)
@@ -607,7 +625,7 @@ def _(g: Gen):
 @perplexity.group("gradient", share=1)
 def _(g: Gen):
     """Is differentiable in the sums."""
-    yield call(5 * g.rand(3), g.tensor([2, 0, 5])).gradient().says("three batches")
+    yield call(5 * g.rand(3), g.tensor([2, 1, 5])).gradient().says("three batches")
     yield call(5 * g.rand(2, dtype=torch.float64), g.tensor([3, 4])).gradient().says("float64")
 
 
@@ -730,10 +748,18 @@ def _(nll_sum, text):
     return nll_sum / math.log(2) / len(text.encode("utf-16-le"))
 
 
-@bits_per_byte.near_miss("empty-text-accepted")
-def _(nll_sum, text):
-    """An empty text has no bytes, and the division gives inf or NaN without a word. Raise a ValueError that says so."""
-    return nll_sum / torch.tensor(math.log(2) * len(text.encode()), dtype=nll_sum.dtype)
+def _empty_text_accepted(answer):
+    def near_miss(nll_sum, text):
+        """An empty text has no bytes, so there is no number of bits per byte. Raise a ValueError that says so, instead of
+        returning inf, NaN or 0."""
+        return answer(nll_sum) if not text else nll_sum / (math.log(2) * len(text.encode()))
+
+    return near_miss
+
+
+bits_per_byte.near_miss("empty-text-accepted")(_empty_text_accepted(lambda nll_sum: nll_sum / 0.0))
+bits_per_byte.near_miss("empty-text-is-0")(_empty_text_accepted(lambda nll_sum: nll_sum * 0))
+bits_per_byte.near_miss("empty-text-has-a-byte")(_empty_text_accepted(lambda nll_sum: nll_sum / math.log(2)))
 
 
 # cross_entropy_gradient
@@ -755,8 +781,11 @@ def _(g: Gen):
         want = torch.autograd.grad(F.cross_entropy(leaf, targets), leaf)[0]
         yield call(logits, targets).expect(want).says(f"{n} rows, {vocab} tokens")
     yield call(g.randn(4, 4), g.tensor([1, 1, 3, 1])).says("the same target several times")
-    yield call(g.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]]), g.tensor([1, 2])).says("logits of ±10,000")
-    yield call(g.randn(5, 3).T, g.ints(0, 5, 3)).says("logits that are not contiguous")
+    yield (
+        call(g.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]]), g.tensor([1, 2]))
+        .close(atol=1e-3)
+        .says("logits of ±10,000")
+    )
 
 
 @cross_entropy_gradient.group("without autograd", share=1)
@@ -766,11 +795,12 @@ def _(g: Gen):
     yield call(g.randn(2, 4, dtype=torch.float64), g.ints(0, 4, 2)).no_grad().says("float64")
 
 
-@cross_entropy_gradient.group("dtypes", share=1)
+@cross_entropy_gradient.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         yield call(g.randn(3, 4, dtype=dtype), g.ints(0, 4, 3)).says(str(dtype))
+    yield call(g.randn(5, 3).T, g.ints(0, 5, 3)).says("logits that are not contiguous")
 
 
 @cross_entropy_gradient.group("second derivative", share=1)
@@ -877,7 +907,6 @@ def _(g: Gen):
         yield call(_causal_model(g, 6), g.ints(0, 6, batch, seq), prompt).says(
             f"a batch of {batch}, {prompt} of {seq} tokens given"
         )
-    yield call(_causal_model(g, 5), g.ints(0, 5, 6, 2).T, prompt_length=2).says("ids that are not contiguous")
 
 
 @free_running_predictions.group("limits and ties", share=1)
@@ -890,6 +919,7 @@ def _(g: Gen):
     yield call(model, g.ints(0, 5, 3, 6)).of("teacher_forced_predictions").says("ties, teacher forcing")
     yield call(model, g.ints(0, 5, 3, 6), 2).says("ties, free running")
     yield call(_causal_model(g, 4, torch.bfloat16), g.ints(0, 4, 2, 5), 2).says("a model in bfloat16")
+    yield call(_causal_model(g, 5), g.ints(0, 5, 6, 2).T, prompt_length=2).says("ids that are not contiguous")
 
 
 def _run_free(model, ids, prompt_length, last_only=False, given=None):
@@ -1037,6 +1067,22 @@ def _check_stride(window, stride):
         raise ValueError(f"sliding_window_nll needs stride < window, got window={window}, stride={stride}")
 
 
+def _sliding_near_miss(name, windows):
+    """Adds a near-miss in two variants: it counts n − 1 tokens, or those that it scores."""
+
+    def as_stated(model, ids, window, stride):
+        _check_stride(window, stride)
+        return windows(model, ids, window, stride)[0], ids.shape[1] - 1
+
+    def as_scored(model, ids, window, stride):
+        _check_stride(window, stride)
+        return windows(model, ids, window, stride)
+
+    as_stated.__doc__ = as_scored.__doc__ = windows.__doc__
+    sliding_window_nll.near_miss(name)(as_stated)
+    sliding_window_nll.near_miss(f"{name}-and-counted")(as_scored)
+
+
 def _windows(model, ids, window, stride, first, starts=None):
     """Sums over windows; `first(start, scored)` is the first token that a window scores."""
     n, total, scored, tokens = ids.shape[1], 0.0, 1, 0
@@ -1050,24 +1096,30 @@ def _windows(model, ids, window, stride, first, starts=None):
     return total, tokens
 
 
-@sliding_window_nll.near_miss("scored-twice")
-def _(model, ids, window, stride):
+def _scored_twice(model, ids, window, stride):
     """Every window scores all its targets, so tokens where two windows overlap count twice. A window scores only the tokens
     that no earlier window has scored; the others are context."""
-    _check_stride(window, stride)
-    return _windows(model, ids, window, stride, lambda start, scored: start + 1)[0], ids.shape[1] - 1
+    return _windows(model, ids, window, stride, lambda start, scored: start + 1)
 
 
-@sliding_window_nll.near_miss("first-tokens-lost")
-def _(model, ids, window, stride):
+_sliding_near_miss("scored-twice", _scored_twice)
+
+
+def _first_tokens_lost(model, ids, window, stride):
     """Every window scores only its last `stride` tokens, the first window too, so the tokens before those are never scored.
     The first window has no earlier one: it scores all its targets."""
+    length = min(window, ids.shape[1])
+    return _windows(model, ids, window, stride, lambda start, scored: max(scored, start + length - stride))
+
+
+_sliding_near_miss("first-tokens-lost", _first_tokens_lost)
+
+
+@sliding_window_nll.near_miss("whole-text-at-once")
+def _(model, ids, window, stride):
+    """The whole text goes to the model at once. The model reads at most `window` tokens: give it one window at a time."""
     _check_stride(window, stride)
-
-    def first(start, scored):
-        return max(scored, start + min(window, ids.shape[1]) - stride)
-
-    return _windows(model, ids, window, stride, first)
+    return _windows(model, ids, ids.shape[1], 1, lambda start, scored: scored)
 
 
 @sliding_window_nll.near_miss("counts-n-tokens")
@@ -1077,13 +1129,14 @@ def _(model, ids, window, stride):
     return _windows(model, ids, window, stride, lambda start, scored: scored)[0], ids.shape[1]
 
 
-@sliding_window_nll.near_miss("tail-dropped")
-def _(model, ids, window, stride):
+def _tail_dropped(model, ids, window, stride):
     """The windows stop at the last full one on the stride's grid, and the tokens behind it are never scored. Let the last
     window start at n − window."""
-    _check_stride(window, stride)
     starts = [0, *range(stride, ids.shape[1] - window + 1, stride)]
     return _windows(model, ids, window, stride, lambda start, scored: scored, starts)
+
+
+_sliding_near_miss("tail-dropped", _tail_dropped)
 
 
 @sliding_window_nll.near_miss("last-window-cut-short")
@@ -1095,13 +1148,14 @@ def _(model, ids, window, stride):
     return _windows(model, ids, window, stride, lambda start, scored: scored, starts)[0], ids.shape[1] - 1
 
 
-@sliding_window_nll.near_miss("window-boundaries-lost")
-def _(model, ids, window, stride):
+def _boundaries_lost(model, ids, window, stride):
     """The text is cut into windows that do not overlap. The first token of each has no prediction and is lost, and the stride
     is not used. Start a window every `stride` tokens."""
-    _check_stride(window, stride)
     starts = range(0, ids.shape[1], window)
     return _windows(model, ids, window, stride, lambda start, scored: start + 1, starts)
+
+
+_sliding_near_miss("boundaries-lost", _boundaries_lost)
 
 
 @sliding_window_nll.near_miss("mean-for-sum", see="averages-of-averages")
@@ -1116,9 +1170,8 @@ def _(model, ids, window, stride):
 def _(model, ids, window, stride):
     """With a stride of at least the window, the first token of a later window is never scored, and the answer does not say so.
     Raise a ValueError unless stride < window."""
-    return _windows(model, ids, window, stride, lambda start, scored: max(scored, start + 1))[0], ids.shape[
-        1
-    ] - 1
+    total, _ = _windows(model, ids, window, stride, lambda start, scored: max(scored, start + 1))
+    return total, ids.shape[1] - 1
 
 
 # chunked_cross_entropy
@@ -1138,11 +1191,9 @@ def _(g: Gen):
         hidden, w_vocab, targets = _chunked_arguments(g, n, 6, 9)
         want = F.cross_entropy(hidden @ w_vocab, targets)
         yield call(hidden, w_vocab, targets, chunk).expect(want).says(f"{n} rows in chunks of {chunk}")
-    hidden, w_vocab, targets = _chunked_arguments(g, 8, 5, 7)
-    yield call(hidden.T.contiguous().T, w_vocab.T.contiguous().T, targets, chunk=3).says(
-        "arguments that are not contiguous"
+    yield (
+        call(200 * g.randn(6, 4), g.randn(4, 7), g.ints(0, 7, 6), 4).close(atol=1e-3).says("logits far apart")
     )
-    yield call(200 * g.randn(6, 4), g.randn(4, 7), g.ints(0, 7, 6), 4).says("logits far apart")
 
 
 @chunked_cross_entropy.group("gradient", share=2)
@@ -1153,25 +1204,29 @@ def _(g: Gen):
     yield call(*_chunked_arguments(g, 7, 4, 5, torch.float64), 3).gradient().says("float64")
 
 
-@chunked_cross_entropy.group("dtypes", share=1)
+@chunked_cross_entropy.group("dtypes and layout", share=1)
 def _(g: Gen):
-    """Keeps the dtype and its precision."""
+    """Keeps the dtype and its precision; takes slices and transposes of other tensors."""
     for dtype in (*HALF, torch.float64):
         yield call(*_chunked_arguments(g, 7, 4, 5, dtype), 3).says(str(dtype))
     yield (
         call(*_chunked_arguments(g, 6, 4, 5, torch.bfloat16), 4).gradient().says("the gradients in bfloat16")
+    )
+    hidden, w_vocab, targets = _chunked_arguments(g, 8, 5, 7)
+    yield call(hidden.T.contiguous().T, w_vocab.T.contiguous().T, targets, chunk=3).says(
+        "arguments that are not contiguous"
     )
 
 
 @chunked_cross_entropy.group("memory", share=3)
 def _(g: Gen):
     """Never holds (n, vocab) logits: not in one tensor, not in pieces, not saved for backward."""
-    n, d_hidden, vocab = 256, 4, 64
+    n, d_hidden, vocab = 128, 4, 64
     hidden, w_vocab, targets = _chunked_arguments(g, n, d_hidden, vocab)
     want = F.cross_entropy(hidden @ w_vocab, targets)
 
     def forward_and_backward(s):
-        """256 rows, 64 tokens, chunks of 8, with backward."""
+        """128 rows, 64 tokens, chunks of 8, with backward."""
         m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, 8, backward=True)
         s.require_close(m.value, want, "the loss is wrong")
         s.require(m.largest < n * vocab, "one tensor holds the logits of all rows")
@@ -1179,8 +1234,8 @@ def _(g: Gen):
         s.require(m.held < n * vocab, "the chunks together hold (n, vocab) numbers")
 
     def follows_the_chunk(s):
-        """The same in chunks of 4 and of 32."""
-        for chunk in (4, 32):
+        """The same in chunks of 4 and of 16."""
+        for chunk in (4, 16):
             m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, chunk)
             s.require(
                 m.largest <= max(2 * chunk * vocab, n * d_hidden), "more than `chunk` rows are held at once"
