@@ -94,6 +94,7 @@ def _epsilon_inside_log(epsilon, hide=torch.add):
 log_softmax.near_miss("epsilon-inside-log")(_epsilon_inside_log(1e-9))
 for _epsilon in (1e-6, 1e-8, 1e-10, 1e-12):
     log_softmax.near_miss(f"epsilon-{_epsilon:g}-inside-log")(_epsilon_inside_log(_epsilon))
+for _epsilon in (1e-6, 1e-8, 1e-9):
     log_softmax.near_miss(f"clamped-at-{_epsilon:g}-inside-log")(_epsilon_inside_log(_epsilon, torch.clamp))
 
 
