@@ -110,8 +110,7 @@ export default {
       return clock;
     });
     const faces = make("div", {}, ...clocks.map((clock, i) =>
-      make("figure", { style: "margin: 0; text-align: center;" }, clock.node,
-        make("figcaption", {}, `columns ${2 * i}, ${2 * i + 1}`))));
+      make("div", { style: "text-align: center;" }, clock.node, `${2 * i}, ${2 * i + 1}`)));
     faces.style.cssText = "display: grid; grid-template-columns: repeat(auto-fit, minmax(4.5rem, 1fr)); gap: 0.5rem; max-width: 34rem;";
 
     const legend = make("p", {});
@@ -139,8 +138,8 @@ export default {
       score.dataset.value = total;
       said.lastChild.textContent = `Distance m − n = ${signed(m - n, 0)}: move both positions together and it stays.`;
       legend.textContent = rotary
-        ? "Solid blue: the query's pair, turned by its position m. Dotted orange: the key's pair, turned by its position n."
-        : "Solid blue: the position vector of m, (sine, cosine) of each pair. Dotted orange: that of n.";
+        ? "One clock per pair of columns. Solid blue: the query's pair, turned by its position m. Dotted orange: the key's, turned by n."
+        : "One clock per pair of columns. Solid blue: the position vector of m, (sine, cosine) of each pair. Dotted orange: that of n.";
     };
 
     el.classList.add("live-figure");
