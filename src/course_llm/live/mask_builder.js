@@ -87,7 +87,9 @@ export default {
       return { key, input, shown, label: make("label", {}, make("span", {}, name, shown), input) };
     });
 
-    const heads = get("tokens").map(() => make("th", { scope: "col" }));
+    // upright words keep the columns narrow enough for a phone
+    const upright = "writing-mode:vertical-rl;transform:rotate(180deg)";
+    const heads = get("tokens").map(() => make("span", { style: upright }));
     const rows = get("tokens").map((_, i) => {
       const head = make("th", { scope: "row" });
       const cells = get("tokens").map((_, j) => {
@@ -143,7 +145,7 @@ export default {
       make("div", { class: "controls" }, kind.label, view.label, ...sliders.map((s) => s.label)),
       make("div", { class: "scroll" }, make("table", { style: "font-size:0.85em" },
         make("caption", { style: "text-align:left;caption-side:top" }, "rows: queries; columns: keys"),
-        make("thead", {}, make("tr", {}, make("td"), ...heads)),
+        make("thead", {}, make("tr", {}, make("td"), ...heads.map((head) => make("th", { scope: "col", style: "text-align:center" }, head)))),
         make("tbody", {}, ...rows.map((row) => row.node)))),
       said);
     for (const key of Object.keys(DEFAULTS)) model.on(`change:${key}`, update);

@@ -133,6 +133,8 @@ export default {
       onclick: () => set("step", Math.min(STEPS.length - 1, Math.max(0, get("step") + move))),
     }, words);
 
+    // upright words keep the columns narrow enough for a phone
+    const upright = "writing-mode:vertical-rl;transform:rotate(180deg)";
     el.classList.add("live-figure");
     el.append(
       make("div", { class: "controls" },
@@ -141,7 +143,8 @@ export default {
         make("label", {}, make("span", {}, "row to look at"), row)),
       make("div", { class: "scroll" }, make("table", {},
         make("caption", { style: "text-align:left;caption-side:top" }, "rows: queries; columns: keys"),
-        make("thead", {}, make("tr", {}, make("td"), ...[...tokens, "sum"].map((t) => make("th", { scope: "col" }, t)))),
+        make("thead", {}, make("tr", {}, make("td"), ...[...tokens, "sum"].map((t) =>
+          make("th", { scope: "col", style: "text-align:center" }, make("span", { style: upright }, t))))),
         make("tbody", {}, ...rows.map((r) => r.node)))),
       make("div", { class: "buttons" }, button("back", "back", -1), button("next step", "next", 1)),
       said,
