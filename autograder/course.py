@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,14 @@ class Course:
         """nbgrader's API on this folder's own configuration."""
         put_scripts_on_path()
         from nbgrader.apps import NbGraderAPI
-        from nbgrader.apps.baseapp import NbGrader
+        from traitlets.config.loader import PyFileConfigLoader
 
-        with contextlib.chdir(self.root):
-            app = NbGrader()
-            app.config_file_paths = [str(self.root)]
-            app.load_config_file("nbgrader_config", path=[str(self.root)])
-        config = app.config
+        try:
+            with contextlib.chdir(self.root):
+                config = PyFileConfigLoader("nbgrader_config.py", path=str(self.root)).load_config()
+        except Exception as error:
+            path = self.root / "nbgrader_config.py"
+            raise CourseError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
         config.CourseDirectory.root = str(self.root)
         return NbGraderAPI(config=config)
 
@@ -265,3 +267,4 @@ def rules_fingerprint(stem: str) -> str:
 
 
 logging.getLogger("nbgrader").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", "Object of type <Submitted", module="nbgrader")  # nbgrader on SQLAlchemy 2.1

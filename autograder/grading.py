@@ -1,11 +1,13 @@
 """Grades submissions: runs each one's cells in a sandbox, asks every exercise's questions, reports points and reasons."""
 
+import ast
 import concurrent.futures
 import dataclasses
+import inspect
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,7 @@ class Grader:
         self.options = options or Options()
         self.sandbox = Sandbox(chapter, self.options.limits, self.options.device, self.options.isolate)
         self.exercises = judge.exercises(chapter.stem)
+        self.reference = next(iter(self.exercises.values())).reference_names()
 
     def __enter__(self) -> "Grader":
         return self
@@ -103,7 +106,7 @@ class Grader:
         run = _Run(self, submission)
         entries = [entry for entry in self.chapter.entries if not only or entry.name in only]
         try:
-            reports = [run.exercise(entry) for entry in entries]
+            reports = run.all(entries)
         finally:
             run.close()
         return SubmissionReport(name, reports, remarks=submission.remarks, isolated=self.options.isolate)
@@ -120,6 +123,7 @@ class _Run:
         self.sources = dict(submission.sources)
         self.errors: dict[str, str] = {}
         self.worker: Worker | None = None
+        self.overruns = 0
 
     def close(self) -> None:
         if self.worker is not None:
@@ -133,16 +137,41 @@ class _Run:
             name = ""
             try:
                 for name, source in self.sources.items():
-                    worker.allow(self.grader.options.limits.cell_s)
+                    worker.allow(self._patience(self.grader.options.limits.cell_s))
                     if error := worker.run_cell(name, source):
                         self.errors[name] = describe_cell_error(error)
                 self.worker = worker
             except BackendLost as lost:
+                self.overruns += 1
                 self.errors[name] = f"The cell could not be run. {lost}"
                 del self.sources[name]
         return self.worker
 
-    def exercise(self, entry: Entry) -> ExerciseReport:
+    def _patience(self, seconds: float) -> float:
+        """Processor time for the next thing; whoever has run out of it before gets less."""
+        return seconds if self.overruns == 0 else seconds / 4
+
+    def all(self, entries: list[Entry]) -> list[ExerciseReport]:
+        """Grades the exercises; then once more those that fail and lean on others that fail, with the grader's in their place."""
+        reports = {entry.name: self.exercise(entry) for entry in entries}
+        broken = {f for e in self.grader.chapter.entries for f in e.functions if e.name in reports and not reports[e.name].passed}
+        uses = uses_of(self.sources)
+        functions = {n: f for n, f in self.grader.reference.items() if inspect.isfunction(f)}
+        for entry in entries:
+            report = reports[entry.name]
+            lent = sorted(broken & set(functions) & reach(uses, entry.functions) - set(entry.functions))
+            if report.passed or not report.attempted or not lent:
+                continue
+            self.close()
+            again = self.exercise(entry, lent)
+            if again.points > report.points:
+                reports[entry.name] = again
+                names = " and ".join(lent)
+                again.message = f"Graded with the course's {names} in the place of yours. {again.message}".strip()
+            self.close()
+        return list(reports.values())
+
+    def exercise(self, entry: Entry, lent: Sequence[str] = ()) -> ExerciseReport:
         """Grades one exercise; whatever happens in it, the next one starts afresh."""
         grader = self.grader
         if not self.sources:
@@ -150,8 +179,10 @@ class _Run:
             return grader._nothing(entry, told or "Not attempted.", attempted=told is not None)
         try:
             worker = self.ready_worker()
-            worker.allow(grader.options.limits.cell_s)
+            worker.allow(self._patience(grader.options.limits.cell_s))
             missing = [name for name in entry.functions if name not in worker.defined(entry.functions)]
+            if lent and not missing:
+                worker.lend(list(lent), grader.reference)
         except BackendLost as lost:
             self.close()
             return grader._nothing(entry, str(lost), attempted=True)
@@ -163,11 +194,38 @@ class _Run:
             words = f"{missing[0]} is not defined by its cell." if tried else "Not attempted."
             return grader._nothing(entry, words, attempted=tried)
         exercise = grader.exercises[entry.name]
-        worker.allow(exercise.seconds)
+        worker.allow(self._patience(exercise.seconds))
         result = run_exercise(exercise, worker, grader.options.seed, public=False)
         if result.lost:
+            self.overruns += 1
             self.close()
         return report_exercise(entry, result, self.errors.get(entry.name))
+
+
+def uses_of(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which names each top-level definition of the answers mentions."""
+    uses: dict[str, set[str]] = {}
+    for source in sources.values():
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                uses[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return uses
+
+
+def reach(uses: dict[str, set[str]], names: tuple[str, ...]) -> set[str]:
+    """Everything that definitions mention, directly or through one another."""
+    found: set[str] = set()
+    queue = list(names)
+    while queue:
+        for name in uses.get(queue.pop(), ()):
+            if name not in found:
+                found.add(name)
+                queue.append(name)
+    return found
 
 
 def report_exercise(entry: Entry, result: Result, cell_error: str | None) -> ExerciseReport:

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import pyseccomp
+import torch
 from packaging.requirements import Requirement
 
 from autograder.catalog import Chapter
 from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpacker, frame_lengths
-from autograder.inside.engine import Outcome, Raised
+from autograder.inside.engine import Outcome, Raised, clone_tree, tensors_in
 from autograder.spec import BackendLost, Served
 
 LIBRARIES = ("torch", "numpy", "safetensors", "jaxtyping", "einops")
@@ -291,10 +292,14 @@ class Sandbox:
                 theirs.close()
         raise AssertionError("unreachable")
 
+    def order(self, order: dict) -> None:
+        """Sends an order to the zygote."""
+        self._control.sendall(json.dumps(order).encode())
+
     def end_worker(self) -> dict:
         """Kills the worker and returns the kernel's account of it: status, processor seconds, peak memory."""
         try:
-            self._control.sendall(b'{"order": "kill"}')
+            self.order({"order": "kill"})
             self._control.settimeout(20)
             report = json.loads(self._control.recv(65536))
         except (OSError, ValueError):
@@ -324,7 +329,8 @@ class Worker:
     def __init__(self, sandbox: Sandbox, sock: socket.socket):
         self.sandbox = sandbox
         self.sock = sock
-        self.deadline = time.monotonic() + sandbox.limits.cell_s
+        self.deadline = time.monotonic() + 60
+        self._lent: dict[str, Any] = {}
         self._served: list[Any] = []
         self._opaque: list[Any] = []
         self._alive = True
@@ -338,9 +344,17 @@ class Worker:
             self.report = self.sandbox.end_worker()
         return self.report
 
-    def allow(self, seconds: float) -> None:
-        """Starts the clock for what comes next."""
-        self.deadline = time.monotonic() + seconds
+    def allow(self, cpu_s: float) -> None:
+        """Starts the clocks for what comes next: processor time, and a wall clock for answers that sleep."""
+        self.deadline = time.monotonic() + 6 * cpu_s + 10
+        with contextlib.suppress(OSError):
+            self.sandbox.order({"order": "allow", "cpu_s": cpu_s})
+
+    def lend(self, names: list[str], reference: dict[str, Any]) -> None:
+        """Puts the grader's versions of some functions, called across the wall, in the place of the student's."""
+        self._lent = {name: reference[name] for name in names}
+        self._send(Packer(), {"op": "lend", "names": names})
+        self._receive()
 
     def run_cell(self, name: str, source: str) -> Raised | None:
         """Runs one cell; returns the first error."""
@@ -360,6 +374,7 @@ class Worker:
     ) -> Outcome:
         """Performs a step in the worker."""
         self._served.clear()
+        self._calls = 0
         packer = Packer(special=self._hand_over)
         request = {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
                    "kwargs": packer.pack(kwargs or {}), "options": options}  # fmt: skip
@@ -425,9 +440,7 @@ class Worker:
     def _serve(self, request: dict, unpacker: Unpacker) -> None:
         packer = Packer(special=self._hand_back)
         try:
-            function = self._served[int(request["v"])]
-            if int(request["v"]) < 0 or function.calls > MAX_SERVED_CALLS:
-                raise ValueError("it is called too often")
+            function = self._service_of(request["v"])
             args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])
             reply = {"value": packer.pack(function(*args, **kwargs))}
         except ProtocolError as problem:
@@ -435,6 +448,18 @@ class Worker:
         except Exception as error:
             packer, reply = Packer(), {"error": f"{type(error).__name__}: {str(error)[:200]}"}
         self._send(packer, reply)
+
+    def _service_of(self, name: Any) -> Any:
+        """What a request for the grader's help names: a served callable, a lent function, or that one's gradient."""
+        self._calls += 1
+        if self._calls > MAX_SERVED_CALLS:
+            raise ValueError("it is called too often")
+        if type(name) is int and 0 <= name < len(self._served):
+            return self._served[name]
+        if isinstance(name, str) and name.removeprefix("gradient of ") in self._lent:
+            function = self._lent[name.removeprefix("gradient of ")]
+            return function if name in self._lent else functools.partial(lent_gradient, function)
+        raise ValueError("there is no such function")
 
     def _hand_back(self, value: Any) -> Any:
         self._opaque.append(value)
@@ -510,8 +535,32 @@ BUILTIN_ERRORS = {
 }
 
 
+def lent_gradient(function: Any, args: tuple, kwargs: dict, marks: list, cotangents: list) -> list:
+    """The gradient of a lent function in the tensors that are marked."""
+    marked = iter(marks)
+    leaves = []
+
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.detach().clone()
+        if next(marked):
+            leaves.append(copy.requires_grad_())
+        return copy
+
+    args, kwargs = clone_tree((args, kwargs), leaf)
+    with torch.enable_grad():
+        outputs = [t for t in tensors_in(function(*args, **kwargs)) if t.is_floating_point()]
+        pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if t.requires_grad]
+        grads = torch.autograd.grad([t for t, _ in pairs], leaves, [c for _, c in pairs], allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True)]
+
+
+TIME_IS_UP = "The time is up: the answer does not come to an end (an endless loop, or far too much work)."
+
+
 def cause_of_death(report: dict) -> str:
     """Says why a worker's process ended, from the kernel's account of it."""
+    if report.get("overrun"):
+        return TIME_IS_UP
     status = report.get("status", -1)
     if status >= 0 and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

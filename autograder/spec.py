@@ -423,7 +423,7 @@ class Exercise:
         reference: ModuleType,
         see: str,
         functions: tuple[str, ...] = (),
-        seconds: float = 20.0,
+        seconds: float = 5.0,
     ):
         """
         Args:
@@ -431,7 +431,7 @@ class Exercise:
             reference: the module of `course_llm` that defines it.
             see: label of the book's section that explains it.
             functions: all names the exercise defines, when it is more than one.
-            seconds: wall-clock limit for all its cases together.
+            seconds: processor time for all its cases together.
         """
         self.name = name
         self.reference = reference

@@ -774,7 +774,7 @@ def _(probs, u):
 
 # --- greedy_decode
 
-greedy_decode = Exercise("greedy_decode", ref, see="greedy", seconds=30)
+greedy_decode = Exercise("greedy_decode", ref, see="greedy")
 
 
 @greedy_decode.group("values", share=3)
@@ -925,9 +925,10 @@ def _(next_logits, ids, max_new_tokens, eos_id=None):
 
 # --- generate
 
-generate = Exercise("generate", ref, see="generate", seconds=60)
+generate = Exercise("generate", ref, see="generate")
 
-ROWS, NEW = 256, 8
+# 1024 draws: few enough for an answer that asks the model row by row, across the sandbox's wall
+ROWS, NEW = 128, 8
 
 
 def two_kinds(logits: Tensor) -> Callable[[Tensor], Tensor]:
@@ -944,8 +945,9 @@ def draw(s: Subject, *args: Any, **kwargs: Any) -> Tensor:
 
 def distribution_case(g: Gen, words: str, **settings: Any) -> Case:
     """Draws ROWS × NEW tokens and compares how often each token comes with `sampling_distribution`."""
-    # two rows of 0.46, 0.28, 0.17, 0.09 at temperature 1, in different orders
-    logits = shuffled(g, [[1.0, 0.5, 0.0, -0.6]] * 2)
+    # two rows of 0.78, 0.17, 0.04, 0.01 at temperature 1, in different orders
+    first = shuffled(g, [[3.0, 1.5, 0.0, -1.5]])[0]
+    logits = torch.stack([first, first.roll(1)])
     prompt = torch.arange(ROWS)[:, None] % 2
     generator = torch.Generator().manual_seed(g.python.randrange(1 << 30))
 
@@ -953,19 +955,17 @@ def distribution_case(g: Gen, words: str, **settings: Any) -> Case:
         text = draw(s, served(two_kinds(logits)), prompt, NEW, generator=generator, **settings)
         s.require(isinstance(text, Tensor) and text.shape == (ROWS, 1 + NEW), "the text has the wrong shape")
         s.require(bool((text[:, :1] == prompt).all()), "the text does not begin with the prompt")
+        counts = torch.stack([torch.bincount(text[kind::2, 1:].flatten(), minlength=4) for kind in (0, 1)])
         want = ref.sampling_distribution(logits, **settings)
-        count = ROWS * NEW // 2
-        for kind in (0, 1):
-            tokens = text[kind::2, 1:].flatten()
-            share = torch.bincount(tokens, minlength=4)[:4] / count
-            s.require(
-                not bool((share[want[kind] == 0] > 0).any()), "a token is drawn that truncation has removed"
-            )
-            # 6 standard deviations: a right answer fails once in 500 million draws
-            slack = 6 * (want[kind] * (1 - want[kind]) / count).sqrt() + 1e-3
-            s.require(
-                bool(((share - want[kind]).abs() <= slack).all()), "tokens come too often or too rarely"
-            )
+        removed = bool((counts[want == 0] > 0).any())
+        s.require(not removed, "a token is drawn that truncation has removed")
+        # both rows have the same probabilities once they are ranked
+        order = logits.argsort(dim=-1, descending=True)
+        share = counts.gather(1, order).sum(dim=0) / (ROWS * NEW)
+        p = want.gather(1, order)[0]
+        # 6 standard deviations: a right answer fails once in 500 million times
+        slack = 6 * (p * (1 - p) / (ROWS * NEW)).sqrt() + 2e-3
+        s.require(bool(((share - p).abs() <= slack).all()), "tokens come too often or too rarely")
 
     return scenario(run).says(words)
 
@@ -976,7 +976,7 @@ def _(g: Gen):
     yield distribution_case(g, "defaults")
     yield distribution_case(g, "a low temperature", temperature=0.4)
     yield distribution_case(g, "top-k", top_k=2)
-    yield distribution_case(g, "top-p", top_p=0.6)
+    yield distribution_case(g, "top-p", top_p=0.9)
     yield distribution_case(g, "all three", temperature=1.5, top_k=3, top_p=0.7)
 
 
@@ -1180,7 +1180,7 @@ def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None,
 
 # --- beam_search
 
-beam_search = Exercise("beam_search", ref, see="beam-search", seconds=30)
+beam_search = Exercise("beam_search", ref, see="beam-search")
 
 
 def clear_model(g: Gen, vocab: int, prompt: Tensor, length: int, eos_id: int | None = None) -> Callable:

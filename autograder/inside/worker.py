@@ -8,9 +8,10 @@ import socket
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autograder.inside.codec import HEADER, Opaque, Packer, Unpacker, frame_lengths
-from autograder.inside.engine import Engine, Outcome, describe_error
+from autograder.inside.engine import Engine, Outcome, clone_tree, describe_error, tensors_in
 
 _template: dict[str, Any] = {}
 
@@ -65,6 +66,41 @@ class Remote:
         return self._service.ask_grader(self._number, args, kwargs)
 
 
+class Borrowed:
+    """The grader's own version of an exercise that the student could not write, lent to her other exercises.
+
+    It is called across the wall, so that its code stays outside; gradients flow through it, one float tensor at a time.
+    """
+
+    def __init__(self, service: "Service", name: str):
+        self._service = service
+        self._name = name
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
+        plain_args, plain_kwargs = clone_tree((args, kwargs), Tensor.detach)
+        value = self._service.ask_grader(self._name, plain_args, plain_kwargs)
+        if not leaves or not torch.is_grad_enabled():
+            return value
+        service, name = self._service, self._name
+        marks = [t.requires_grad for t in tensors_in((args, kwargs))]
+        outputs = [t for t in tensors_in(value) if t.is_floating_point()]
+
+        class Bridge(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *inputs: Tensor) -> tuple[Tensor, ...]:
+                return tuple(outputs)
+
+            @staticmethod
+            def backward(ctx, *cotangents: Tensor) -> tuple[Tensor, ...]:
+                request = (plain_args, plain_kwargs, marks, list(cotangents))
+                return tuple(service.ask_grader(f"gradient of {name}", request, {}))
+
+        attached = iter(Bridge.apply(*leaves))
+        return clone_tree(value, lambda t: next(attached) if t.is_floating_point() else t)
+
+
 class Service:
     """Serves one submission over one channel."""
 
@@ -83,12 +119,16 @@ class Service:
             request = unpacker.parse(text)
             if request["op"] == "cell":
                 self._answer(self._run_cell(request["name"], request["source"]))
+            elif request["op"] == "lend":
+                for name in request["names"]:
+                    self.namespace[name] = Borrowed(self, name)
+                self._answer({})
             elif request["op"] == "names":
                 self._answer({"defined": [n for n in request["names"] if n in self.namespace]})
             else:
                 self._answer_step(request, unpacker)
 
-    def ask_grader(self, number: int, args: tuple, kwargs: dict) -> Any:
+    def ask_grader(self, number: int | str, args: tuple, kwargs: dict) -> Any:
         packer = Packer()
         call = {"op": "served", "v": number, "args": packer.pack(args), "kwargs": packer.pack(kwargs)}
         self.channel.write(packer, call)
