@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 from course_llm import decoding, hf
 from course_llm.caches import StaticCache
@@ -14,6 +15,7 @@ from course_llm.generation import (
     Sampling,
     generate,
     generate_text,
+    make_cache,
     pad_left,
     stream,
 )
@@ -319,3 +321,44 @@ def test_nonsense_is_refused():
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
+
+
+class OneDevice(TorchFunctionMode):
+    """Refuses functions that make a tensor without being told where."""
+
+    FACTORIES = (
+        torch.zeros,
+        torch.ones,
+        torch.empty,
+        torch.full,
+        torch.arange,
+        torch.tensor,
+        torch.randn,
+        torch.rand,
+    )
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in self.FACTORIES and "device" not in kwargs:
+            raise AssertionError(f"{func.__name__} without device=")
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["growing", "static", "fixed", "rolling", "int8", "paged"])
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_model_and_caches_make_tensors_on_the_inputs_device(name, kind):
+    model = random_model(CONFIGS[name])
+    ids, real = pad_left(PROMPTS)
+    room = real.new_ones(3, 16)
+    room[:, : real.shape[1]] = real
+    cache = make_cache(kind, model, 3, 16, device="cpu")
+    with OneDevice():
+        model(ids, real=real)
+        for chunk in ids.split([5, 1, 2], dim=1):
+            end = int(cache.length) + chunk.shape[1]
+            model(chunk, cache, room if kind == "fixed" else room[:, :end])
+        if kind != "rolling":
+            cache.crop(4)
+        cache.select(torch.tensor([2, 0], device="cpu"))
+        cache.reset()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,56 +146,42 @@ def _step(out: Path) -> int:
 
 
 PARALLEL = """
-import sys, torch
-from course_llm.trainer import Trainer, read_recipe
-from course_llm.workers import whole
-kind, recipe, out = sys.argv[1:]
-trainer = Trainer(read_recipe(recipe), out, parallel=kind)
-trainer.run(6)
+import sys
+from course_llm.recipe import read_recipe
+from course_llm.trainer import Trainer
+for kind in ("ddp", "fsdp"):
+    trainer = Trainer(read_recipe(sys.argv[1]), sys.argv[2] + kind, parallel=kind)
+    trainer.run(6)
 trainer.workers.leave()
 """
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_train_as_one(recipe_path, tmp_path, kind):
-    """Two gloo processes with half the rows each; then one process takes up their checkpoint."""
-    text = recipe_path.read_text() + 'precision = "float64"\naccumulate = 2\n'
-    recipe_path.write_text(text)
+def test_two_processes_train_as_one(recipe_path, tmp_path):
+    """Two gloo processes with half the rows each, DDP and FSDP2; then one process takes up their checkpoint."""
+    recipe_path.write_text(recipe_path.read_text() + 'precision = "float64"\naccumulate = 2\n')
     one = Trainer(read_recipe(recipe_path))
     one.run(6)
-    script = tmp_path / "parallel.py"
-    script.write_text(
-        PARALLEL.replace("Trainer, read_recipe", "Trainer\nfrom course_llm.recipe import read_recipe")
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-    ]
+    after = weights(one.model)
+    script, out = tmp_path / "parallel.py", str(tmp_path / "out-")
+    script.write_text(PARALLEL)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, kind, str(recipe_path), str(tmp_path / "out")],
-        env=environment,
-        capture_output=True,
-        timeout=120,
-    )
+    command = [*launch, str(script), str(recipe_path), out]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    state = load_tensors(tmp_path / "out" / "checkpoint.safetensors")[0]
-    for name, tensor in one.model.state_dict().items():
-        torch.testing.assert_close(state[f"model.{name}"], tensor, rtol=0, atol=1e-11)
-    again = Trainer(read_recipe(recipe_path), tmp_path / "out")
-    again.resume()
-    again.run(8)
     one.run(8)
-    for name, tensor in one.model.state_dict().items():
-        torch.testing.assert_close(again.model.state_dict()[name], tensor, rtol=0, atol=1e-11)
+    for kind in ("ddp", "fsdp"):
+        state = load_tensors(Path(out + kind) / "checkpoint.safetensors")[0]
+        for name, tensor in after.items():
+            torch.testing.assert_close(state[f"model.{name}"], tensor, rtol=0, atol=1e-11)
+        again = Trainer(read_recipe(recipe_path), out + kind)
+        again.resume()
+        again.run(8)
+        for name, tensor in one.model.state_dict().items():
+            torch.testing.assert_close(again.model.state_dict()[name], tensor, rtol=0, atol=1e-11)
 
 
-def test_accumulation_and_compile_change_nothing(recipe_path):
+def test_accumulation_changes_nothing(recipe_path):
     recipe = read_recipe(recipe_path)
     exact = replace(recipe, training=replace(recipe.training, precision="float64"))
     once = Trainer(exact)
@@ -352,6 +339,30 @@ def test_nothing_is_overwritten(recipe_path, tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
     assert main([str(recipe_path), "--out", str(recipe_path)]) == 1
     assert "folder" in capsys.readouterr().err
+
+
+def test_tensorboard_events_are_for_those_who_have_it(recipe_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main([str(recipe_path), "--out", str(tmp_path / "out"), "--tensorboard"]) == 1
+    assert "pip install tensorboard" in capsys.readouterr().err
+    rows = []
+    module = types.ModuleType("torch.utils.tensorboard")
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "out" / "events")
+
+        def add_scalar(self, name, value, step):
+            rows.append((name, value, step))
+
+        def flush(self):
+            pass
+
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    assert main([str(recipe_path), "--out", str(tmp_path / "out"), "--tensorboard", "--steps", "10"]) == 0
+    losses = [(value, step) for name, value, step in rows if name == "loss"]
+    assert [step for _, step in losses] == [5, 10] and all(value > 5 for value, _ in losses)
 
 
 def test_full_disk_leaves_the_old_file(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from course_llm.recipe import RECIPE_PATH, Recipe, read_recipe
-from course_llm.training_reports import plot_log
+from course_llm.training_reports import plot_log, tensorboard_writer
 from course_llm.training_run import Result, Trainer
 
 __all__ = ["Result", "Trainer", "main", "pretrain_from_recipe"]
@@ -35,6 +35,7 @@ def pretrain_from_recipe(
     compile: bool = False,
     parallel: str | None = None,
     console: Console | None = None,
+    tensorboard: bool = False,
 ) -> Result:
     """Trains a decoder by a recipe and returns it with its log.
 
@@ -47,6 +48,7 @@ def pretrain_from_recipe(
         compile: use `torch.compile`.
         parallel: "ddp" or "fsdp" under torchrun; see `course_llm.workers`.
         console: where to report progress; None is silent.
+        tensorboard: write events into `out`/events.
 
     Raises:
         ValueError: a recipe, corpus or checkpoint that does not do, or `out` holds a checkpoint and `resume`
@@ -62,7 +64,8 @@ def pretrain_from_recipe(
         raise ValueError(
             f"{out} holds a checkpoint already: resume it or choose another folder; nothing was changed"
         )
-    trainer = Trainer(recipe, out, device, compile, parallel, console)
+    on_row = tensorboard_writer(Path(out or ".") / "events") if tensorboard else None
+    trainer = Trainer(recipe, out, device, compile, parallel, console, on_row)
     try:
         if resume:
             trainer.resume()
@@ -87,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--threads", type=int, help="threads of the CPU; the last bits of the weights depend on it"
     )
     parser.add_argument("--parallel", choices=("ddp", "fsdp"), help="several processes, under torchrun")
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard events")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -100,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             device=arguments.device,
             compile=arguments.compile,
             parallel=arguments.parallel,
+            tensorboard=arguments.tensorboard,
             console=console,
         )
         if arguments.plot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,3 +93,24 @@ def plot_log(path: Path, rows: list[dict[str, Any]]) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg")
     write_atomically(path, buffer.getvalue())
+
+
+def tensorboard_writer(folder: Path) -> Callable[[dict[str, Any]], None]:
+    """Returns a function that writes a row of the log as TensorBoard events.
+
+    Raises:
+        ValueError: the package tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("TensorBoard events need the package tensorboard: pip install tensorboard") from None
+    writer = SummaryWriter(str(folder))
+
+    def write(row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "step" and value != "":
+                writer.add_scalar(name, value, row["step"])
+        writer.flush()
+
+    return write

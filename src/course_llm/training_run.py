@@ -7,6 +7,7 @@ book-keeping.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Trainer:
         compile: use `torch.compile`.
         parallel: "ddp" or "fsdp" under torchrun; see `course_llm.workers`.
         console: where to report; None is silent.
+        on_row: called with each line of the log.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Trainer:
         compile: bool = False,
         parallel: str | None = None,
         console: Console | None = None,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.recipe, training = recipe, recipe.training
         self.device = torch.device(device)
@@ -87,7 +90,8 @@ class Trainer:
         ids = self.tokenizer.encode_batch(train)
         self.stream = TokenStream(ids, self.tokenizer.eos_id, recipe.model.context, training.seed)
         self.workers = join(parallel, training.rows // training.accumulate, self.device)
-        self.console = console if self.workers.rank == 0 else None
+        first = self.workers.rank == 0
+        self.console, self.on_row = (console, on_row) if first else (None, None)
         self.precision: torch.dtype = getattr(torch, training.precision)
         wide = torch.promote_types(self.precision, torch.float32)  # bfloat16 is for matrix products alone
         self.model = Decoder(recipe.model, seed=training.seed).to(self.device, wide)
@@ -170,6 +174,8 @@ class Trainer:
         rest = (round(tokens_per_s), round(peak_share, 3), round(self.elapsed_s, 1))
         self.rows.append(dict(zip(LOG_COLUMNS, values + rest, strict=True)))
         self.losses = []
+        if self.on_row is not None:
+            self.on_row(self.rows[-1])
         return self.rows[-1]
 
     def _finish(self) -> Result:
