@@ -176,9 +176,9 @@ def test_wrong_checkpoints_name_the_tensor(tmp_path):
     with pytest.raises(ValueError, match=r"layers\.0\.extra"):
         hf.from_state_dict(settings, tensors | {"model.layers.0.extra": torch.ones(1)})
     with pytest.raises(ValueError, match="bert"):
-        hf.config_from_settings({"model_type": "bert"})
+        config_from_settings({"model_type": "bert"})
     with pytest.raises(ValueError, match="longrope"):
-        hf.config_from_settings(settings | {"rope_parameters": {"rope_type": "longrope"}})
+        config_from_settings(settings | {"rope_parameters": {"rope_type": "longrope"}})
     with pytest.raises(ValueError, match=r"config\.json"):
         hf.load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(settings))
