@@ -14,6 +14,7 @@ from course_llm import attention, hf, mla
 from course_llm.caches import GrowingCache, RollingCache, StaticCache
 from course_llm.checkpoints import load_model, load_tensors, save_model
 from course_llm.compact_caches import PagedCache, QuantizedCache
+from course_llm.hf_config import config_from_settings
 from course_llm.layers import LatentConfig, rotary_tables, rotate, sinusoids
 from course_llm.model import Decoder, ModelConfig, load_bundled
 from course_llm.weights import BlockWeights, MLAWeights
