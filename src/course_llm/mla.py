@@ -10,6 +10,7 @@ Row vectors times weights; heads are consecutive column blocks. No norms and no 
 """
 
 from fractions import Fraction
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -234,7 +235,7 @@ class LatentCache:
 
 
 def latent_decode_step(
-    h: Float[Tensor, "batch 1 d_hidden"], weights: MLAWeights, cache: "LatentCache"
+    h: Float[Tensor, "batch 1 d_hidden"], weights: MLAWeights, cache: Any
 ) -> Float[Tensor, "batch 1 d_hidden"]:
     """Attends from the newest token to all tokens so far, through the latent cache.
 
