@@ -1,5 +1,6 @@
 """What is right in the attention chapter: cases, independent facts, near-misses and what they mean."""
 
+import dataclasses
 import math
 
 import torch
@@ -57,7 +58,7 @@ def _(g: Gen):
     first = math.e / (math.e + 1)
     by_hand = call(q, k, g.tensor([[1.0, 0, 3], [0, 1, 3]])).expect(g.tensor([[first, 1 - first, 3]]))
     yield by_hand.says("one query, two keys, three numbers per value")
-    for sizes in ({}, {"d_k": 9, "d_v": 2}, {"queries": 6, "keys": 6, "d_k": 4, "d_v": 4}):
+    for sizes in ({}, {"d_k": 9, "d_v": 2}, {"queries": 7, "keys": 2}, {"queries": 6, "keys": 6, "d_v": 4}):
         args = qkv(g, **sizes)
         yield call(*args).expect(F.scaled_dot_product_attention(*args)).says("no batch dimension, no mask")
 
@@ -442,7 +443,7 @@ def _(g: Gen):
 @multi_head_attention.group("cross-attention", share=2)
 def _(g: Gen):
     """Takes queries from the first input, keys and values from the second."""
-    for queries, keys in [(3, 5), (4, 4), (1, 6)]:
+    for queries, keys in [(3, 5), (4, 4), (6, 2), (1, 6)]:
         args = mha(g, 2, queries=queries, keys=keys)
         yield call(*args).expect(head_by_head(*args)).says(f"{queries} queries, {keys} keys")
 
@@ -954,7 +955,11 @@ def _(g: Gen):
     yield rope_case(g.randn(4, 2), g.perm(9)[:4]).says("a single pair of columns")
     yield rope_case(g.randn(1, 8), g.tensor([5])).says("a single position")
     yield rope_case(g.randn(4, 8), g.perm(9)[:4].int()).says("int32 positions")
-    yield call(g.randn(2, 3, 8), g.ints(2000, 4000, 3)).close(1e-2, 1e-2).says("positions in the thousands")
+    yield (
+        call(g.randn(2, 3, 8), 2 * g.ints(1025, 2000, 3) + 1)
+        .close(1e-2, 1e-2)
+        .says("positions in the thousands")
+    )
     yield rope_case(g.randn(2, 4, 3, 6).transpose(1, 2), g.perm(9)[:4]).says("x is a transposed view")
 
 
@@ -1154,6 +1159,9 @@ def _(g: Gen):
     yield call(0.004 * g.randn(2, 4, 8), block_weights(g), 2).says(
         "rows of tiny variance, where the norm's epsilon counts"
     )
+    quiet = block_weights(g)
+    quiet = dataclasses.replace(quiet, w_o=0.002 * quiet.w_o)
+    yield call(0.004 * g.randn(2, 4, 8), quiet, 2).says("tiny variance at the second norm, too")
     yield call(g.randn(4, 2, 8).transpose(0, 1), block_weights(g), 2).says("x is a transposed view")
 
 

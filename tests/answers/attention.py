@@ -1942,3 +1942,41 @@ def decoder_block(x, weights, heads):
     return x + F.gelu(h @ w.w_up + w.b_up) @ w.w_down + w.b_down
 """,
 )
+
+wrong(
+    "decoder_block",
+    "another epsilon in the second norm only",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    h = F.layer_norm(x, x.shape[-1:], w.ln1_scale, w.ln1_bias)
+    q, k, v = ((h @ m).unflatten(-1, (heads, -1)).transpose(1, 2) for m in (w.w_q, w.w_k, w.w_v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + y.transpose(1, 2).flatten(2) @ w.w_o
+    h = F.layer_norm(x, x.shape[-1:], w.ln2_scale, w.ln2_bias, 1e-6)
+    return x + F.gelu(h @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+)
+wrong(
+    "apply_rope",
+    "positions rounded to float16",
+    """
+def apply_rope(x, positions, base=10000.0):
+    d = x.shape[-1]
+    a = positions[..., None].half().float() * base ** (-torch.arange(0, d, 2).float() / d)
+    e, o = x[..., 0::2], x[..., 1::2]
+    return torch.stack((e * a.cos() - o * a.sin(), e * a.sin() + o * a.cos()), -1).flatten(-2).to(x.dtype)
+""",
+)
+wrong(
+    "scaled_dot_product_attention",
+    "pads to at least as many keys as queries",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    extra = max(q.shape[-2] - k.shape[-2], 0)
+    k, v = F.pad(k, (0, 0, 0, extra)), F.pad(v, (0, 0, 0, extra))
+    if mask is not None:
+        mask = F.pad(mask, (0, extra))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+""",
+)
