@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,4 +266,3 @@ def rules_fingerprint(stem: str) -> str:
 
 
 logging.getLogger("nbgrader").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", "Object of type <Submitted", module="nbgrader")  # nbgrader on SQLAlchemy 2.1

@@ -166,6 +166,8 @@ class _Run:
             again = self.exercise(entry, lent)
             if again.points > report.points:
                 reports[entry.name] = again
+                if again.passed:
+                    broken -= set(entry.functions)  # it is right as soon as what it leans on is
                 names = " and ".join(lent)
                 again.message = f"Graded with the course's {names} in the place of yours. {again.message}".strip()
             self.close()

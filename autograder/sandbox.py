@@ -147,7 +147,8 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
     ]
     command += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     for variable, value in {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
-                            "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_CACHE_DIR": "/tmp"}.items():  # fmt: skip
+                            "MKL_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2", "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_CACHE_DIR": "/tmp"}.items():  # fmt: skip
         command += ["--setenv", variable, value]
     command += ["--ro-bind", "/usr", "/usr"]
     for place in ("/lib", "/lib64", "/bin", "/sbin"):

@@ -774,7 +774,7 @@ def _(probs, u):
 
 # --- greedy_decode
 
-greedy_decode = Exercise("greedy_decode", ref, see="greedy")
+greedy_decode = Exercise("greedy_decode", ref, see="greedy", seconds=10)
 
 
 @greedy_decode.group("values", share=3)
@@ -925,7 +925,7 @@ def _(next_logits, ids, max_new_tokens, eos_id=None):
 
 # --- generate
 
-generate = Exercise("generate", ref, see="generate")
+generate = Exercise("generate", ref, see="generate", seconds=25)
 
 # 1024 draws: few enough for an answer that asks the model row by row, across the sandbox's wall
 ROWS, NEW = 128, 8
@@ -1180,7 +1180,7 @@ def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None,
 
 # --- beam_search
 
-beam_search = Exercise("beam_search", ref, see="beam-search")
+beam_search = Exercise("beam_search", ref, see="beam-search", seconds=15)
 
 
 def clear_model(g: Gen, vocab: int, prompt: Tensor, length: int, eos_id: int | None = None) -> Callable:

@@ -484,7 +484,7 @@ def _(logits, ids, pad_id=None):
 
 # sequence_log_prob
 
-sequence_log_prob = Exercise("sequence_log_prob", ref, see="chain-rule")
+sequence_log_prob = Exercise("sequence_log_prob", ref, see="text-probability")
 
 
 @sequence_log_prob.group("values", share=2)
@@ -1001,7 +1001,7 @@ def _(model, ids):
 
 # sliding_window_nll
 
-sliding_window_nll = Exercise("sliding_window_nll", ref, see="sliding-window")
+sliding_window_nll = Exercise("sliding_window_nll", ref, see="long-texts")
 
 
 def _pair(value, model, ids, window, stride):

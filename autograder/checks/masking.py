@@ -1140,7 +1140,7 @@ def _(n, prefix):
 
 # ----------------------------------------------------------------------------------------- find_leaks
 
-find_leaks = Exercise("find_leaks", ref, see="find-leaks")
+find_leaks = Exercise("find_leaks", ref, see="find-leaks", seconds=20)
 
 VOCAB = 5
 

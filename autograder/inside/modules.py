@@ -1,5 +1,9 @@
 """Small models that the grader builds beside a student's training code; `Engine` finds them by name."""
 
+import contextlib
+import os
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +26,85 @@ class TinyLM(nn.Module):
         x = self.embed(ids)  # (batch, seq, width)
         shifted = [F.pad(x, (0, 0, i, 0))[:, : x.shape[1]] for i in range(self.context)]
         return self.out(torch.tanh(self.hidden(torch.cat(shifted, dim=-1))))
+
+    def practise(
+        self, optimizer: torch.optim.Optimizer, generator: torch.Generator, steps: int
+    ) -> list[float]:
+        """Trains on random tokens for some steps and returns the losses: fodder for checkpoints."""
+        losses = []
+        for _ in range(steps):
+            ids = torch.randint(self.out.out_features, (4, 7), generator=generator)
+            loss = F.cross_entropy(self(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+class WatchedLM(TinyLM):
+    """A `TinyLM` that notes its weights and gradients whenever it is called with new weights, the first 32 times."""
+
+    def __init__(self, vocab: int, width: int = 16, context: int = 2):
+        super().__init__(vocab, width, context)
+        self.weights_noted: list[Tensor] = []
+        self.norms_noted: list[float] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weights = torch.cat([p.detach().flatten() for p in self.parameters()])
+        new = not self.weights_noted or not torch.equal(weights, self.weights_noted[-1])
+        if new and len(self.weights_noted) < 32:
+            grads = [p.grad.detach().flatten() for p in self.parameters() if p.grad is not None]
+            self.weights_noted.append(weights)
+            self.norms_noted.append(float(torch.cat(grads).norm()) if grads else 0.0)
+        return super().forward(ids)
+
+
+class UnsavableLM(TinyLM):
+    """A `TinyLM` whose state cannot be written: pickling it fails half way, as a full disk would."""
+
+    def state_dict(self, *args, **kwargs) -> dict:
+        return {**super().state_dict(*args, **kwargs), "unsavable": Unsavable()}
+
+    def __reduce_ex__(self, protocol):
+        raise OSError("no space left on device")
+
+
+class Unsavable:
+    def __reduce_ex__(self, protocol):
+        raise OSError("no space left on device")
+
+    def _same(self, *args, **kwargs) -> "Unsavable":
+        return self
+
+    detach = clone = cpu = contiguous = to = _same
+
+
+class Disk(nn.Module):
+    """Does with files what a case needs done beside the answer."""
+
+    def link(self, path: str, name: str) -> bool:
+        """Gives the file of `path` a second name, which keeps its content if `path` is replaced and not if it is rewritten."""
+        with contextlib.suppress(OSError):
+            os.link(path, name)
+            return True
+        return False
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def same_content(self, a: str, b: str) -> bool:
+        return Path(a).read_bytes() == Path(b).read_bytes()
+
+    def copy(self, path: str, name: str) -> None:
+        Path(name).write_bytes(Path(path).read_bytes())
+
+
+class FilePath(type(Path())):
+    """A `pathlib.Path` that the engine can build and keep like a module."""
+
+    def load_state_dict(self, state: dict) -> None:
+        pass
 
 
 class Bigram(nn.Module):
@@ -56,4 +139,5 @@ class LatentCache(nn.Module):
         self.length = 0
 
 
-MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache}
+MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache, "WatchedLM": WatchedLM,
+           "UnsavableLM": UnsavableLM, "Disk": Disk, "FilePath": lambda path: FilePath(path)}  # fmt: skip
