@@ -246,6 +246,9 @@ def keep_opening(app, doctree):
 def plain_docstring(app, what, name, obj, options, lines):
     """Docstrings are written for readers of the source: code in single backticks, stars that mean a product or a batch."""
     for i, line in enumerate(lines):
+        before = lines[i - 1] if i else ""
+        if line.startswith(" ") and re.match(r"[^\s*-].*[^:]$", before):
+            line = line.lstrip()  # a sentence that goes on, not a block
         pieces = re.split(r"(``[^`]+``|`[^`]+`)", line)
         for j, piece in enumerate(pieces):
             if piece.startswith("`"):
@@ -294,7 +297,16 @@ def extra_pages(app):
     yield "404", context, "page.html"
 
 
+def digest_of_extensions():
+    """Changes with these extensions, so that all pages are read again when one of them has changed."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def setup(app):
+    app.add_config_value("course_extensions", digest_of_extensions(), "env")
     app.add_node(toctree_cards)
     app.add_directive("api", Api)
     app.add_directive("chapter-cards", ChapterCards)

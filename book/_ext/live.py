@@ -39,6 +39,13 @@ for (const el of document.querySelectorAll(`[data-live="${name}"]`)) {
   el.replaceChildren();
   try {
     figure.render({ model: model(JSON.parse(el.dataset.state)), el });
+    el.querySelectorAll("label").forEach((label) => {
+      // an output inside a label takes the label from the control
+      const control = label.querySelector("input, select, textarea");
+      if (!control || label.control === control) return;
+      control.id ||= `live-${name}-${Math.random().toString(36).slice(2)}`;
+      label.htmlFor = control.id;
+    });
   } catch (error) {
     el.replaceChildren(...words);
     throw error;

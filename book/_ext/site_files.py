@@ -36,7 +36,25 @@ SEARCH_SCRIPTS = re.compile(
 WAITING = re.compile(r'<script (src="[^"]*_static/(?!documentation_options|doctools)[^"]*")></script>')
 TABS = re.compile(r'<script ([^>]*)src="([^"]*design-tabs\.js[^"]*)"></script>')
 PICTURE = re.compile(r'(<img class="only-\w+" src=")data:image/(svg\+xml|png)(?:;base64)?,([^"]*)"')
-SECOND_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1" />\n'
+MENDED = [
+    # the name of a control must hold the words that are seen on it
+    (re.compile(r'(<button class="btn search-button-field[^>]*?)\s+aria-label="Search"'), r"\1"),
+    (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    # a control needs a name
+    (
+        re.compile(r'<summary>(?=<span class="toctree-toggle")'),
+        '<summary aria-label="Sections of this part">',
+    ),
+    # all content belongs to a landmark
+    (re.compile(r'(<div id="pst-primary-sidebar")(?! role)'), r'\1 role="navigation" aria-label="Book"'),
+    # deprecated roles
+    (re.compile(r' role="doc-biblioentry"'), ""),
+    (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
+]
+# a second title and table of contents, for print alone
+PRINT_HEADER = re.compile(r'<div id="jb-print-docs-body".*?(?=<div id="searchbox">)', re.DOTALL)
+WITHOUT_SOURCE = ("404", "index", "search")
+VIEWPORT = re.compile(r'<meta name="viewport"[^>]*>\n?')
 
 
 def finish(app, error):
@@ -49,9 +67,13 @@ def finish(app, error):
         script.unlink()
     icons = Icons(ICON_SCRIPT_FILE.read_text(encoding="utf-8"))
     pages = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]
+    made = {f"{name}.html" for name in app.env.found_docs} | {f"{name}.html" for name in WITHOUT_SOURCE}
+    for path in [path for path in pages if path.relative_to(folder).as_posix() not in made]:
+        path.unlink()  # a page that the book no longer has
+        pages.remove(path)
     for path in pages:
         before = path.read_text(encoding="utf-8")
-        after = lighter(before, path, icons, folder)
+        after = mended(lighter(before, path, icons, folder))
         if after != before:
             path.write_text(after, encoding="utf-8")
     if base := app.config.html_baseurl:
@@ -90,8 +112,16 @@ def lighter(page, path, icons, folder):
     page = TABS.sub(r'<script defer \1src="\2"></script>' if "sd-tab-set" in page else "", page)
     if path.name != "search.html":  # its own inline script calls them at once
         page = WAITING.sub(r"<script defer \1></script>", page)
-    page = page.replace(SECOND_VIEWPORT, "", 1)
+    if first := VIEWPORT.search(page):  # themes and docutils each add one
+        page = page[: first.end()] + VIEWPORT.sub("", page[first.end() :])
     return PICTURE.sub(lambda match: picture_file(match, path, folder), page)
+
+
+def mended(page):
+    """Returns a page without the faults of its theme that axe-core finds, and with one title."""
+    for pattern, replacement in MENDED:
+        page = pattern.sub(replacement, page)
+    return PRINT_HEADER.sub("", page)
 
 
 def picture_file(match, path, folder):
@@ -111,11 +141,11 @@ def picture_file(match, path, folder):
 
 
 def write_sitemap(folder, base, pages):
-    skipped = {"404.html", "search.html", "genindex.html", "py-modindex.html", "index.html"}
+    skipped = {f"{name}.html" for name in WITHOUT_SOURCE}
     addresses = [
         f"{base.rstrip('/')}/{path.relative_to(folder).as_posix()}"
         for path in pages
-        if path.name not in skipped
+        if path.relative_to(folder).as_posix() not in skipped
     ]
     urls = "".join(f"<url><loc>{html.escape(address)}</loc></url>\n" for address in addresses)
     (folder / "sitemap.xml").write_text(

@@ -76,7 +76,7 @@ export default {
     const method = make("select", { "data-testid": "method", onchange: () => set("method", method.value) },
       make("option", { value: "greedy" }, "greedy: the most probable token"),
       make("option", { value: "sample" }, "sample from the distribution"));
-    const shownTemperature = make("output", { "data-testid": "temperature-value" });
+    const shownTemperature = make("span", { "data-testid": "temperature-value" }); // an output would take the label
     const temperature = make("input", {
       type: "range", min: 0.1, max: 3, step: 0.05, "data-testid": "temperature",
       oninput: () => set("temperature", Number(temperature.value)),

@@ -96,7 +96,7 @@ export default {
     let uniform = uniforms(get("seed"));
 
     const slider = (key, name, minimum, maximum, step, digits) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` }); // an output would take the label
       const input = make("input", {
         type: "range", min: minimum, max: maximum, step, "data-testid": key,
         oninput: () => set(key, Number(input.value)),
