@@ -242,6 +242,19 @@ def _grow(g: Gen, chunks: tuple[int, ...], dtype: torch.dtype = F32, shape=(2, 3
     return scenario(run)
 
 
+def _again(g: Gen, cls: str, dtype: torch.dtype) -> Case:
+    """Updates, resets and updates."""
+    given = [rows(g, 1, 2, n, 3, dtype) for n in (2, 3)]
+
+    def run(s: Subject) -> None:
+        cache = s.new(cls, 1, 2, 4, 3, dtype, "cpu")
+        s.method(cache, "update", *given[0])
+        s.method(cache, "reset")
+        s.method(cache, "update", *given[1])
+
+    return scenario(run)
+
+
 @KVCache.group("values", share=2)
 def _(g: Gen):
     """Returns the keys and the values of all tokens so far."""
@@ -265,9 +278,10 @@ def _(g: Gen):
 
 @KVCache.group("dtypes", share=1)
 def _(g: Gen):
-    """Stores and returns the dtype it was made with."""
+    """Stores and returns the dtype it was made with, after reset too."""
     for dtype in (F16, BF16, F64):
         yield _grow(g, (2, 1), dtype).says(str(dtype).removeprefix("torch."))
+        yield _again(g, "KVCache", dtype).says(f"{str(dtype).removeprefix('torch.')}, after reset")
 
 
 @KVCache.group("reset", share=1)
@@ -1546,9 +1560,10 @@ def _(g: Gen):
 
 @RollingKVCache.group("dtypes", share=1)
 def _(g: Gen):
-    """Stores and returns the dtype it was made with; positions are int64."""
+    """Stores and returns the dtype it was made with, after reset too; positions are int64."""
     for dtype in (F16, BF16, F64):
         yield _roll(g, (2, 1, 1), 3, dtype).says(str(dtype).removeprefix("torch."))
+        yield _again(g, "RollingKVCache", dtype).says(f"{str(dtype).removeprefix('torch.')}, after reset")
 
 
 @RollingKVCache.group("reset", share=1)

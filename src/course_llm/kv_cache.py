@@ -62,6 +62,8 @@ def cached_attention(
         k: keys of all tokens, oldest first.
         v: their values; d_v may differ from d_k.
 
+    More queries than keys are refused with a ValueError (not graded).
+
     Numerics: the softmax runs in float32 for half-precision inputs.
     """
     if q.shape[-2] > k.shape[-2]:
@@ -147,7 +149,7 @@ def rope_at(x: Float[Tensor, "*batch seq head_dim"], start: int) -> Float[Tensor
 
     Args:
         x: queries or keys of consecutive tokens, not yet rotated.
-        start: position of the first row, 0 or more.
+        start: position of the first row, 0 or more; below, a ValueError (not graded).
     """
     if start < 0:
         raise ValueError(f"rope_at needs start >= 0, got start={start}")
@@ -295,6 +297,8 @@ def grouped_query_attention(
         k: keys of all tokens; kv_heads divides heads.
         v: their values.
 
+    Heads that do not divide, and more queries than keys, are refused with a ValueError (not graded).
+
     Numerics: the softmax runs in float32 for half-precision inputs.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
@@ -321,6 +325,8 @@ def mha_to_gqa(w: Float[Tensor, "d_in width"], heads: int, kv_heads: int) -> Flo
         w: projection with heads * head_dim columns.
         heads: heads it has.
         kv_heads: heads to be left; divides heads.
+
+    Heads that do not divide are refused with a ValueError (not graded).
     """
     if kv_heads < 1 or heads % kv_heads or w.shape[-1] % heads:
         raise ValueError(
@@ -340,7 +346,7 @@ class RollingKVCache:
     Args:
         batch: sequences that grow together.
         kv_heads: key and value heads.
-        window: tokens kept.
+        window: tokens kept, 1 or more; below, a ValueError (not graded).
         head_dim: width of one head.
         dtype: of the keys and values.
         device: where the buffers live.
@@ -384,6 +390,8 @@ class RollingKVCache:
 
         Returns:
             keys, values, and int64 positions in the whole text: the first token ever seen has position 0.
+
+        Rows of another shape, dtype or device are refused with a ValueError (not graded).
         """
         batch, kv_heads, window, head_dim = self._keys.shape
         _refuse_foreign_rows("RollingKVCache.update", k, v, (batch, kv_heads, -1, head_dim), self._keys)
@@ -512,7 +520,7 @@ class PagedKVCache:
         """Returns all keys and values of a sequence, oldest first, as copies that no later call changes.
 
         Args:
-            sequence: the sequence's id.
+            sequence: the sequence's id; one that is not known is refused with a ValueError (not graded).
         """
         if sequence not in self._tables:
             raise ValueError(f"PagedKVCache.gather needs a sequence that was appended to, got {sequence!r}")
@@ -523,7 +531,7 @@ class PagedKVCache:
         """Gives the pages of a finished sequence back to the pool and forgets the sequence.
 
         Args:
-            sequence: the sequence's id.
+            sequence: the sequence's id; one that is not known is refused with a ValueError (not graded).
         """
         if sequence not in self._tables:
             raise ValueError(f"PagedKVCache.free needs a sequence that was appended to, got {sequence!r}")

@@ -1460,3 +1460,28 @@ wrong(
     ),
     near_miss="views-of-pages",
 )
+
+# ---- slips after reset
+
+wrong(
+    "KVCache",
+    "float32 after reset",
+    changed(
+        CACHE,
+        (
+            "    def reset(self):\n        self.length = 0",
+            "    def reset(self):\n        self.k, self.v = torch.zeros(self.k.shape), torch.zeros(self.v.shape)\n        self.length = 0",
+        ),
+    ),
+)
+wrong(
+    "RollingKVCache",
+    "float32 after reset",
+    changed(
+        ROLLING,
+        (
+            "    def reset(self):\n        self.length = 0",
+            "    def reset(self):\n        self.k, self.v = torch.zeros(self.k.shape), torch.zeros(self.v.shape)\n        self.length = 0",
+        ),
+    ),
+)
