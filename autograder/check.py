@@ -3,8 +3,6 @@
 Runs in the student's own kernel, on the public cases. Nothing here gives points: grading happens elsewhere, on other cases.
 """
 
-import __future__
-
 import contextlib
 import html
 import sys
@@ -15,6 +13,8 @@ from rich.table import Table
 
 from autograder import catalog, judge
 from autograder.catalog import Chapter
+from autograder.inside.engine import describe_error
+from autograder.inside.worker import run_statements
 from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
 from autograder.spec import Exercise, Local
 from autograder.submission import Submission
@@ -89,9 +89,9 @@ def book_address(exercise: Exercise, label: str) -> str:
     return f"book: {exercise.stem}.html#{label}"
 
 
-def check_names(name: str, namespace: dict[str, Any]) -> Report:
+def check_names(chapter: Chapter, name: str, namespace: dict[str, Any]) -> Report:
     """Runs an exercise's public cases on a namespace and returns the report."""
-    exercise = judge.all_exercises()[name]
+    exercise = judge.exercises(chapter.stem)[name]
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
         result = run_exercise(exercise, Local(namespace), PUBLIC_SEED, public=True)
     return Report(result, None)
@@ -101,32 +101,33 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
     """Runs a submission's cells in this process and checks every exercise that they define, for `course-llm check`."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     errors: dict[str, str] = {}
-    flags = __future__.annotations.compiler_flag
     for name, source in {"setup": chapter.setup, "given": chapter.given, **submission.sources}.items():
-        try:
-            exec(compile(source, f"<answer {name}>", "exec", flags=flags, dont_inherit=True), namespace)
-        except Exception as error:
-            errors[name] = f"its cell raises {type(error).__name__}: {error}"
+        error = run_statements(source, f"<answer {name}>", namespace)
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if error is not None:
+            line = error.lineno if isinstance(error, SyntaxError) else describe_error(error).line
+            where = f" in line {line}" if line else ""
+            what = "the file" if name == "file" else "its cell"
+            errors[name] = f"{what} raises {type(error).__name__}{where}: {error}"
     results = []
     for entry in chapter.entries:
         tried = entry.name in submission.sources
         if not all(f in namespace for f in entry.functions):
-            told = errors.get(entry.name) or errors.get("file", "") if tried or "file" in errors else ""
-            if tried or (told and not results):
-                results.append(
-                    {"name": entry.name, "passed": False, "near_miss": None, "message": told or "not defined"}
-                )
+            if tried or any(f in namespace for f in entry.functions):
+                missing = next(f for f in entry.functions if f not in namespace)
+                told = errors.get(entry.name) or errors.get("file") or f"{missing} is not defined"
+                results.append({"name": entry.name, "passed": False, "near_miss": None, "message": told})
             continue
-        result = check_names(entry.name, namespace).result
-        if result.attempted or tried:
-            near_miss = result.diagnosis.name if result.diagnosis else None
-            row = {
-                "name": entry.name,
-                "passed": result.passed,
-                "near_miss": near_miss,
-                "message": result.message,
-            }
-            results.append(row)
+        result = check_names(chapter, entry.name, namespace).result
+        results.append({
+            "name": entry.name,
+            "passed": result.passed,
+            "near_miss": result.diagnosis.name if result.diagnosis else None,
+            "message": result.message,
+        })  # fmt: skip
+    if not results and "file" in errors:
+        results.append({"name": "file", "passed": False, "near_miss": None, "message": errors["file"]})
     return results
 
 
@@ -142,12 +143,12 @@ def check(name: str) -> None:
     """
     if callable(name):
         name = getattr(name, "__name__", str(name))
-    _, entry = catalog.entry(name)
+    chapter, entry = catalog.entry(name)
     namespace = sys._getframe(1).f_globals
     missing = [f for f in entry.functions if f not in namespace]
     if missing:
         raise CheckFailed(f"{missing[0]} is not defined: run the cell with your answer first")
-    report = check_names(entry.name, namespace)
+    report = check_names(chapter, entry.name, namespace)
     if not report.result.passed:
         shown = _failures.get(entry.name, 0)
         if report.result.attempted and shown < len(entry.hints):

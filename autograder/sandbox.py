@@ -36,9 +36,20 @@ from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpac
 from autograder.inside.engine import Outcome, Raised, clone_tree, tensors_in
 from autograder.spec import BackendLost, Served
 
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp",
+}
 LIBRARIES = ("torch", "numpy", "safetensors", "jaxtyping", "einops")
 INSIDE = Path(__file__).parent / "inside"
 MAX_SERVED_CALLS = 20_000
+MAX_UNREAD_BYTES = 128 << 20
 
 
 class SandboxError(RuntimeError):
@@ -146,9 +157,7 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
         "--die-with-parent",
     ]
     command += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
-    for variable, value in {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
-                            "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "2", "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_CACHE_DIR": "/tmp"}.items():  # fmt: skip
+    for variable, value in ENVIRONMENT.items():
         command += ["--setenv", variable, value]
     command += ["--ro-bind", "/usr", "/usr"]
     for place in ("/lib", "/lib64", "/bin", "/sbin"):
@@ -174,17 +183,21 @@ def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
         for node in sorted(Path("/dev").glob("nvidia*")):
             command += ["--dev-bind", str(node), str(node)]
     command += ["--ro-bind", str(files), "/grader", "--chdir", "/", "--remount-ro", "/"]
-    interpreter = os.path.realpath(sys.executable)
-    start = f"import sys; sys.path[:0] = ['/grader', '/site']; sys.argv = ['zygote', '{control_fd}']; "
-    return [
-        *command,
-        "--",
-        interpreter,
-        "-I",
-        "-S",
-        "-c",
-        start + "from autograder.inside.zygote import main; main()",
-    ]
+    return [*command, "--", *zygote_command("/grader", ["/site"], control_fd, "walled")]
+
+
+def bare_command(files: Path, control_fd: int) -> list[str]:
+    """The command that starts the zygote without a wall: with the grader's rights, though with its own environment."""
+    sites = sorted({str(path.parent) for path in library_paths()})
+    return zygote_command(str(files), sites, control_fd, "bare")
+
+
+def zygote_command(files: str, sites: list[str], control_fd: int, wall: str) -> list[str]:
+    """The interpreter, with nothing on its path but the channel's code and the libraries."""
+    arguments = ["zygote", str(control_fd), files, wall]
+    start = f"import sys; sys.path[:0] = {[files, *sites]}; sys.argv = {arguments}; "
+    start += "from autograder.inside.zygote import main; main()"
+    return [os.path.realpath(sys.executable), "-I", "-S", "-c", start]
 
 
 def installed_copies(package: str, roots: tuple[str, ...]) -> list[str]:
@@ -253,8 +266,14 @@ class Sandbox:
         # the folder is needed until everything is imported, so that no killed grader leaves it behind for long
         with tempfile.TemporaryDirectory(prefix="course-llm-") as folder:
             write_inside_files(Path(folder), self.chapter)
+            if self.isolate:
+                command = bubblewrap_command(Path(folder), theirs.fileno(), self.device)
+            else:
+                command = bare_command(Path(folder), theirs.fileno())
             self._process = subprocess.Popen(
-                bubblewrap_command(Path(folder), theirs.fileno(), self.device),
+                command,
+                env=ENVIRONMENT,
+                cwd="/",
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -334,6 +353,7 @@ class Worker:
         self._lent: dict[str, Any] = {}
         self._served: list[Any] = []
         self._opaque: list[Any] = []
+        self._unread = bytearray()
         self._alive = True
         self.report: dict = {}
 
@@ -376,24 +396,34 @@ class Worker:
         """Performs a step in the worker."""
         self._served.clear()
         self._calls = 0
-        packer = Packer(special=self._hand_over)
-        request = {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
-                   "kwargs": packer.pack(kwargs or {}), "options": options}  # fmt: skip
-        self._send(packer, request)
+        self._send(*self._request(kind, target, args, kwargs or {}, options))
         while True:
             answer, unpacker = self._receive()
-            if answer.get("op") == "served":
-                self._serve(answer, unpacker)
-                continue
-            error = self._error(answer.get("error"))
-            if error is not None:
-                return Outcome(error=error)
-            try:
-                value = unpacker.unpack(answer["value"])
-                changed = tuple(str(n)[:40] for n in answer.get("changed", ()))
-            except (KeyError, TypeError, ProtocolError) as problem:
-                raise self._lost(f"The answer came back malformed: {problem}.") from None
-            return Outcome(value=self._checked(kind, value), changed=changed)
+            if answer.get("op") != "served":
+                return self._outcome(kind, answer, unpacker)
+            self._serve(answer, unpacker)
+
+    def perform_many(self, steps: list[tuple[str, Any, tuple, dict, dict]]) -> list[Outcome]:
+        """Performs independent steps that need nothing from the grader: all are sent before the first answer is read."""
+        frames = (self._request(*step) for step in steps)
+        self._write(b"".join(packer.frame(skeleton) for packer, skeleton in frames))
+        return [self._outcome(step[0], *self._receive()) for step in steps]
+
+    def _request(self, kind: str, target: Any, args: tuple, kwargs: dict, options: dict) -> tuple[Packer, dict]:
+        packer = Packer(special=self._hand_over)
+        return packer, {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
+                        "kwargs": packer.pack(kwargs), "options": options}  # fmt: skip
+
+    def _outcome(self, kind: str, answer: dict, unpacker: Unpacker) -> Outcome:
+        error = self._error(answer.get("error"))
+        if error is not None:
+            return Outcome(error=error)
+        try:
+            value = unpacker.unpack(answer["value"])
+            changed = tuple(str(n)[:40] for n in answer.get("changed", ()))
+        except (KeyError, TypeError, ProtocolError) as problem:
+            raise self._lost(f"The answer came back malformed: {problem}.") from None
+        return Outcome(value=self._checked(kind, value), changed=changed)
 
     def _checked(self, kind: str, value: Any) -> Any:
         """The parts of a composite answer have the types that the judge relies on, or the worker is lied about."""
@@ -467,11 +497,20 @@ class Worker:
         return {"t": "opaque", "v": len(self._opaque) - 1}
 
     def _send(self, packer: Packer, skeleton: Any) -> None:
-        data = memoryview(packer.frame(skeleton))
-        while data:
-            self._wait(select.POLLOUT)
+        self._write(packer.frame(skeleton))
+
+    def _write(self, data: bytes) -> None:
+        """Sends, and meanwhile takes in what the worker answers, so that neither waits for the other for ever."""
+        left = memoryview(data)
+        while left:
+            events = self._wait(select.POLLOUT | select.POLLIN)
             try:
-                data = data[self.sock.send(data, socket.MSG_DONTWAIT) :]
+                if events & select.POLLOUT:
+                    left = left[self.sock.send(left, socket.MSG_DONTWAIT) :]
+                elif len(self._unread) > MAX_UNREAD_BYTES:
+                    raise self._lost("The answer came back malformed: it is too large.")
+                else:
+                    self._take_in()
             except BlockingIOError:
                 continue
             except OSError:
@@ -493,28 +532,33 @@ class Worker:
         return "cuda:0" if self.sandbox.device == "cuda" else self.sandbox.device
 
     def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
+        while len(self._unread) < count:
             self._wait(select.POLLIN)
-            try:
-                part = self.sock.recv(min(1 << 20, count - len(parts)), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-            except OSError:
-                part = b""
-            if not part:
-                raise self._lost(None)
-            parts += part
-        return bytes(parts)
+            with contextlib.suppress(BlockingIOError):
+                self._take_in()
+        part = bytes(self._unread[:count])
+        del self._unread[:count]
+        return part
 
-    def _wait(self, event: int) -> None:
+    def _take_in(self) -> None:
+        try:
+            part = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
+        except OSError:
+            part = b""
+        if not part:
+            raise self._lost(None)
+        self._unread += part
+
+    def _wait(self, event: int) -> int:
         left = self.deadline - time.monotonic()
         poll = select.poll()
         poll.register(self.sock, event)
-        if left <= 0 or not poll.poll(left * 1000):
-            raise self._lost(
-                "The time is up: the answer does not come to an end (an endless loop, or far too much work)."
-            )
+        ready = poll.poll(left * 1000) if left > 0 else []
+        if not ready:
+            raise self._lost(TIME_IS_UP)
+        return ready[0][1]
 
     def _lost(self, reason: str | None) -> BackendLost:
         report = self.close()

@@ -101,6 +101,27 @@ class Borrowed:
         return clone_tree(value, lambda t: next(attached) if t.is_floating_point() else t)
 
 
+def run_statements(source: str, name: str, namespace: dict[str, Any]) -> BaseException | None:
+    """Runs a cell statement by statement, so that one that fails keeps what stands before and after it; returns the first error."""
+    first_error: BaseException | None = None
+    try:
+        tree = ast.parse(source, name)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        cleaned = re.sub(r"^(\s*)[%!?].*$", r"\1pass", source, flags=re.M)
+        try:
+            tree = ast.parse(cleaned, name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return error
+    flags = __future__.annotations.compiler_flag
+    for statement in tree.body:
+        try:
+            code = compile(ast.Module([statement], []), name, "exec", flags=flags, dont_inherit=True)
+            exec(code, namespace)
+        except BaseException as error:
+            first_error = error if first_error is None else first_error
+    return first_error
+
+
 class Service:
     """Serves one submission over one channel."""
 
@@ -140,29 +161,13 @@ class Service:
         return unpacker.unpack(reply["value"])
 
     def _run_cell(self, name: str, source: str) -> dict:
-        """Runs a cell statement by statement, so that one that fails keeps what stands before and after it."""
-        first_error = None
-        try:
-            tree = ast.parse(source, f"<answer {name}>")
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            cleaned = re.sub(r"^(\s*)[%!?].*$", r"\1pass", source, flags=re.M)
-            try:
-                tree = ast.parse(cleaned, f"<answer {name}>")
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                line = getattr(error, "lineno", None)
-                return {"error": {"types": [type(error).__name__], "line": line}}
-        flags = __future__.annotations.compiler_flag
-        for statement in tree.body:
-            module = ast.Module([statement], [])
-            try:
-                exec(
-                    compile(module, f"<answer {name}>", "exec", flags=flags, dont_inherit=True),
-                    self.namespace,
-                )
-            except BaseException as error:
-                raised = describe_error(error)
-                first_error = first_error or {"types": list(raised.types), "line": raised.line}
-        return {"error": first_error}
+        error = run_statements(source, f"<answer {name}>", self.namespace)
+        if error is None:
+            return {"error": None}
+        if isinstance(error, SyntaxError):
+            return {"error": {"types": [type(error).__name__], "line": error.lineno}}
+        raised = describe_error(error)
+        return {"error": {"types": list(raised.types), "line": raised.line}}
 
     def _answer_step(self, request: dict, unpacker: Unpacker) -> None:
         args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])

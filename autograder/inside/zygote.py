@@ -71,7 +71,7 @@ def filter_syscalls(program: bytes) -> None:
     must(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(fprog), 0, 0), "seccomp")
 
 
-def set_limits(limits: dict) -> None:
+def set_limits(limits: dict, walled: bool) -> None:
     """Sets resource limits; memory is counted on top of what torch already maps."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
@@ -80,18 +80,21 @@ def set_limits(limits: dict) -> None:
         resource.RLIMIT_FSIZE: limits["file_bytes"],
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_NPROC: limits["threads"],
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    if walled:  # counted for the whole user where there is no user namespace
+        pairs[resource.RLIMIT_NPROC] = limits["threads"]
     if limits["memory_bytes"]:
         pairs[resource.RLIMIT_AS] = mapped + limits["memory_bytes"]
     for kind, value in pairs.items():
         resource.setrlimit(kind, (value, value))
 
 
-def become_worker(channel: socket.socket, control: socket.socket, limits: dict, program: bytes, warm) -> None:
-    """Turns a fresh fork into a worker; never returns."""
+def become_worker(
+    channel: socket.socket, control: socket.socket, limits: dict, program: bytes, warm, walled: bool
+) -> None:
+    """Turns a fresh fork into a worker; never returns. Without the wall only what a process can do to itself is left."""
     try:
         os.setsid()  # a signal to "my process group" must not reach the zygote
         control.close()
@@ -103,8 +106,9 @@ def become_worker(channel: socket.socket, control: socket.socket, limits: dict, 
         os.closerange(4, 4096)
         must(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        set_limits(limits)
-        private_mounts(limits["tmp_bytes"])
+        set_limits(limits, walled)
+        if walled:
+            private_mounts(limits["tmp_bytes"])
         drop_privileges()
         filter_syscalls(program)
         warm.serve(socket.socket(fileno=3))
@@ -130,10 +134,10 @@ def receive_order(control: socket.socket) -> tuple[dict, list[int]]:
 
 def main() -> None:
     """Serves orders until the control socket closes."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    with open("/grader/seccomp.bpf", "rb") as file:
+    control, files, walled = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3] == "walled"
+    with open(os.path.join(files, "seccomp.bpf"), "rb") as file:
         program = file.read()
-    with open("/grader/template.json") as file:
+    with open(os.path.join(files, "template.json")) as file:
         template = json.load(file)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -177,11 +181,13 @@ def main() -> None:
             elif order["order"] == "start":
                 allowed_s, overrun = order["limits"]["cell_s"], False
                 channel = socket.socket(fileno=fds[0])
-                must(libc.unshare(CLONE_NEWPID), "unshare pid")
+                if walled:
+                    must(libc.unshare(CLONE_NEWPID), "unshare pid")
                 child = os.fork()
                 if child == 0:
-                    become_worker(channel, control, order["limits"], program, warm)
-                must(libc.setns(own_namespace, CLONE_NEWPID), "setns")
+                    become_worker(channel, control, order["limits"], program, warm, walled)
+                if walled:
+                    must(libc.setns(own_namespace, CLONE_NEWPID), "setns")
                 channel.close()
                 watch = os.pidfd_open(child)
                 poll.register(watch, select.POLLIN)
