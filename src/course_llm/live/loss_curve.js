@@ -106,7 +106,7 @@ export default {
       svg,
       make("div", { class: "scroll" }, make("table", {}, make("tbody", {}, ...measures.map((row) => row.node)))),
       make("div", { class: "buttons" },
-        button(0.55, "the lecture's 0.55"), button(0.01, "the lecture's 0.01"), button(0.25, "one of four"), button(1, "certain")));
+        button(0.55, "p = 0.55"), button(0.01, "p = 0.01"), button(0.25, "one of four"), button(1, "certain")));
     model.on("change:probability", update);
     update();
   },
