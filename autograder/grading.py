@@ -56,7 +56,17 @@ class SubmissionReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as the command line prints it."""
-        names = ("name", "points", "max_points", "passed", "near_miss", "message", "groups")
+        names = (
+            "name",
+            "points",
+            "max_points",
+            "passed",
+            "near_miss",
+            "message",
+            "attempted",
+            "see",
+            "groups",
+        )
         exercises = [{name: getattr(e, name) for name in names} for e in self.exercises]
         return {"submission": self.submission, "points": self.points, "max_points": self.max_points, "error": self.error,
                 "remarks": self.remarks, "elapsed_s": round(self.elapsed_s, 3), "sandboxed": self.isolated,
@@ -95,9 +105,7 @@ class Grader:
         try:
             report = self.grade(read_submission(path, self.chapter), name)
         except SubmissionError as error:
-            report = SubmissionReport(
-                name, [self._nothing(e, "Not graded.") for e in self.chapter.entries], str(error)
-            )
+            report = ungraded(self.chapter.stem, name, str(error), self.options)
         report.elapsed_s = time.monotonic() - started
         return report
 
@@ -113,6 +121,12 @@ class Grader:
 
     def _nothing(self, entry: Entry, message: str, attempted: bool = False) -> ExerciseReport:
         return ExerciseReport(entry.name, 0.0, entry.points, False, message=message, attempted=attempted)
+
+
+def ungraded(stem: str, name: str, error: str, options: Options) -> SubmissionReport:
+    """The report of a submission that cannot be read: no points, and why."""
+    nothing = [ExerciseReport(e.name, 0.0, e.points, False, message="Not graded.", attempted=False) for e in catalog.chapter(stem).entries]  # fmt: skip
+    return SubmissionReport(name, nothing, error, isolated=options.isolate)
 
 
 class _Run:
@@ -154,7 +168,12 @@ class _Run:
     def all(self, entries: list[Entry]) -> list[ExerciseReport]:
         """Grades the exercises; then once more those that fail and lean on others that fail, with the grader's in their place."""
         reports = {entry.name: self.exercise(entry) for entry in entries}
-        broken = {f for e in self.grader.chapter.entries for f in e.functions if e.name in reports and not reports[e.name].passed}
+        broken = {
+            f
+            for e in self.grader.chapter.entries
+            for f in e.functions
+            if e.name in reports and not reports[e.name].passed
+        }
         uses = uses_of(self.sources)
         functions = {n: f for n, f in self.grader.reference.items() if inspect.isfunction(f)}
         for entry in entries:
@@ -169,7 +188,9 @@ class _Run:
                 if again.passed:
                     broken -= set(entry.functions)  # it is right as soon as what it leans on is
                 names = " and ".join(lent)
-                again.message = f"Graded with the course's {names} in the place of yours. {again.message}".strip()
+                again.message = (
+                    f"Graded with the course's {names} in the place of yours. {again.message}".strip()
+                )
             self.close()
         return list(reports.values())
 
@@ -197,10 +218,16 @@ class _Run:
             return grader._nothing(entry, words, attempted=tried)
         exercise = grader.exercises[entry.name]
         worker.allow(self._patience(exercise.seconds))
-        result = run_exercise(exercise, worker, grader.options.seed, public=False)
+        result = run_exercise(exercise, worker, grader.options.seed, public=False, ahead=not lent)
         if result.lost:
             self.overruns += 1
             self.close()
+            if not lent:  # once more, case by case: what stands before the fatal case counts
+                worker = self.ready_worker()
+                worker.allow(self._patience(exercise.seconds))
+                result = run_exercise(exercise, worker, grader.options.seed, public=False)
+            if result.lost:
+                self.close()
         return report_exercise(entry, result, self.errors.get(entry.name))
 
 
