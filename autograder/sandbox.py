@@ -34,6 +34,7 @@ from packaging.requirements import Requirement
 from autograder.catalog import Chapter
 from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpacker, frame_lengths
 from autograder.inside.engine import Outcome, Raised, clone_tree, tensors_in
+from autograder.inside.meter import Meter
 from autograder.spec import BackendLost, Served
 
 ENVIRONMENT = {
@@ -48,7 +49,12 @@ ENVIRONMENT = {
 }
 LIBRARIES = ("torch", "numpy", "safetensors", "jaxtyping", "einops")
 INSIDE = Path(__file__).parent / "inside"
+# what an answer may ask of the grader while one exercise is graded
 MAX_SERVED_CALLS = 20_000
+MAX_SERVED_ELEMENTS = 1 << 20  # in one call
+MAX_SERVED_S = 10.0
+MAX_RECEIVED_BYTES = 512 << 20
+MAX_LENT_NUMBER = 1 << 16
 MAX_UNREAD_BYTES = 128 << 20
 
 
@@ -257,8 +263,11 @@ class Sandbox:
             self._control.close()
             self._control = None
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            try:  # it ends by itself when the control socket closes; then its processor time is accounted for
+                self._process.wait(2)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
     def _start(self) -> None:
@@ -368,8 +377,14 @@ class Worker:
     def allow(self, cpu_s: float) -> None:
         """Starts the clocks for what comes next: processor time, and a wall clock for answers that sleep."""
         self.deadline = time.monotonic() + 6 * cpu_s + 10
+        self._start_accounts()
         with contextlib.suppress(OSError):
             self.sandbox.order({"order": "allow", "cpu_s": cpu_s})
+
+    def _start_accounts(self) -> None:
+        self._opaque.clear()
+        self._calls = self._received = 0
+        self._served_s = 0.0
 
     def lend(self, names: list[str], reference: dict[str, Any]) -> None:
         """Puts the grader's versions of some functions, called across the wall, in the place of the student's."""
@@ -473,18 +488,38 @@ class Worker:
         try:
             function = self._service_of(request["v"])
             args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])
-            reply = {"value": packer.pack(function(*args, **kwargs))}
+            if sum(t.numel() for t in tensors_in((args, kwargs))) > MAX_SERVED_ELEMENTS:
+                raise ValueError("its arguments are too large")
+            if function not in self._served and largest_number((args, kwargs)) > MAX_LENT_NUMBER:
+                raise ValueError("a number is too large")
+            data = packer.frame({"value": packer.pack(self._timed(function, args, kwargs))})
+            frame_lengths(data[: HEADER.size])
         except ProtocolError as problem:
             raise self._lost(f"The answer came back malformed: {problem}.") from None
+        except BackendLost:
+            raise
         except Exception as error:
-            packer, reply = Packer(), {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-        self._send(packer, reply)
+            data = Packer().frame({"error": f"{type(error).__name__}: {str(error)[:200]}"})
+        self._send_bytes(data)
+
+    def _timed(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """Calls a function on the grader's own time, of which an answer has only so much."""
+        if self._calls > MAX_SERVED_CALLS or self._served_s > MAX_SERVED_S:
+            raise self._lost("The answer calls what it was given far too often, or with far too much.")
+        started = time.thread_time()
+        try:
+            if self._cost is None or function in self._served:
+                return function(*args, **kwargs)
+            with Meter() as meter:  # what is lent costs the answer as much as if it were its own
+                value = function(*args, **kwargs)
+            self._cost.add(meter)
+            return value
+        finally:
+            self._served_s += time.thread_time() - started
 
     def _service_of(self, name: Any) -> Any:
         """What a request for the grader's help names: a served callable, a lent function, or that one's gradient."""
         self._calls += 1
-        if self._calls > MAX_SERVED_CALLS:
-            raise ValueError("it is called too often")
         if type(name) is int and 0 <= name < len(self._served):
             return self._served[name]
         if isinstance(name, str) and name.removeprefix("gradient of ") in self._lent:
@@ -519,6 +554,9 @@ class Worker:
     def _receive(self) -> tuple[dict, Unpacker]:
         try:
             json_bytes, tensor_bytes = frame_lengths(self._exactly(HEADER.size))
+            self._received += json_bytes + tensor_bytes
+            if self._received > MAX_RECEIVED_BYTES:
+                raise ProtocolError("all answers together are too large")
             text, blob = self._exactly(json_bytes), self._exactly(tensor_bytes)
             unpacker = Unpacker(blob, special=self._resolve, devices={self.device_name(): "cpu"})
             answer = unpacker.parse(text)
@@ -578,6 +616,43 @@ class Worker:
 BUILTIN_ERRORS = {
     n for n, t in vars(builtins).items() if isinstance(t, type) and issubclass(t, BaseException)
 }
+
+
+@dataclasses.dataclass
+class Cost:
+    """What lent functions cost in a step that is measured: the worker's own meter cannot see it."""
+
+    flops: int = 0
+    largest: int = 0
+    held: int = 0
+    saved: int = 0
+
+    def add(self, meter: Meter) -> None:
+        self.flops += meter.flops
+        self.largest = max(self.largest, meter.largest)
+        self.held = max(self.held, meter.held)
+        self.saved += meter.saved
+
+    def added_to(self, value: dict) -> dict:
+        """The worker's counts with these: an upper bound where both held tensors at one time."""
+        return {
+            **value,
+            "flops": value["flops"] + self.flops,
+            "largest": max(value["largest"], self.largest),
+            "held": value["held"] + self.held,
+            "saved": value["saved"] + self.saved,
+        }
+
+
+def largest_number(value: Any) -> float:
+    """The largest size of a plain number in a tree of arguments."""
+    if isinstance(value, (int, float)):
+        return abs(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return max((largest_number(item) for item in value), default=0)
+    return 0
 
 
 def lent_gradient(function: Any, args: tuple, kwargs: dict, marks: list, cotangents: list) -> list:
