@@ -1740,6 +1740,16 @@ class _(_Rolling):
         self.length = getattr(self, "length", 0)
 
 
+@RollingKVCache.near_miss("cleared-but-counted")
+class _(_Rolling):
+    """The rows are set to zero at reset but still counted, and come back as tokens: set length to 0 instead."""
+
+    def reset(self):
+        if not hasattr(self, "k"):
+            super().reset()
+        self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v)
+
+
 @RollingKVCache.near_miss("keeps-everything")
 class _(_Rolling):
     """The rows are right, but every token is kept and cut at the end, so memory grows with the text: drop what leaves the window."""

@@ -1056,9 +1056,12 @@ wrong(
     "reset forgets nothing",
     changed(
         ROLLING,
-        ("    def reset(self):\n        self.length = 0", "    def reset(self):\n        self.k.zero_()"),
+        (
+            "    def reset(self):\n        self.length = 0",
+            "    def reset(self):\n        self.k.zero_()\n        self.v.zero_()",
+        ),
     ),
-    near_miss="positions-go-on-after-reset",
+    near_miss="cleared-but-counted",
 )
 wrong(
     "RollingKVCache",
