@@ -302,7 +302,7 @@ for config in (ModelConfig(**sizes, kv_heads=2), ModelConfig(**sizes, latent=Lat
 def test_one_compilation_serves_every_step():
     """Training and the decode step with a fixed cache compile without a graph break; decoding compiles once."""
     # in a process of its own: the run-time type checks of the tests are not made to be traced
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["1", "1"], done.stderr[-2000:]
 
 
