@@ -13,10 +13,11 @@ from typing import Any
 
 from autograder import catalog, judge
 from autograder.catalog import Chapter, Entry
+from autograder.guard import bounded
 from autograder.inside.engine import Raised
 from autograder.judge import GRADING_SEED, Result, run_exercise
-from autograder.sandbox import Limits, Sandbox, Worker
-from autograder.spec import BackendLost
+from autograder.sandbox import Limits, Sandbox, SandboxError, Worker
+from autograder.spec import BackendLost, Exercise
 from autograder.submission import Submission, SubmissionError, read_submission
 
 
@@ -106,6 +107,11 @@ class Grader:
             report = self.grade(read_submission(path, self.chapter), name)
         except SubmissionError as error:
             report = ungraded(self.chapter.stem, name, str(error), self.options)
+        except SandboxError:
+            raise
+        except Exception as error:  # whatever one submission breaks, the others are graded
+            words = f"it could not be graded ({type(error).__name__} in the grader): look at it by hand"
+            report = ungraded(self.chapter.stem, name, words, self.options)
         report.elapsed_s = time.monotonic() - started
         return report
 
@@ -138,15 +144,24 @@ class _Run:
         self.errors: dict[str, str] = {}
         self.worker: Worker | None = None
         self.overruns = 0
+        self.spent_s = 0.0
+        self.started = time.monotonic()
 
     def close(self) -> None:
         if self.worker is not None:
-            self.worker.close()
+            self.end(self.worker)
             self.worker = None
+
+    def end(self, worker: Worker) -> None:
+        self.spent_s += worker.close().get("cpu_s", 0.0)
 
     def ready_worker(self) -> Worker:
         """A live worker in which the cells have run; a cell that takes the worker with it is left out from then on."""
         while self.worker is None:
+            # every restart runs all cells again, so what one worker may use is not yet a bound for the submission
+            limit = self.grader.options.limits.cpu_s
+            if self.spent_s > limit or time.monotonic() - self.started > 4 * limit:
+                raise BackendLost("The submission has used up its time; this exercise was not graded.")
             worker = self.grader.sandbox.start_worker()
             name = ""
             try:
@@ -156,6 +171,7 @@ class _Run:
                         self.errors[name] = describe_cell_error(error)
                 self.worker = worker
             except BackendLost as lost:
+                self.end(worker)
                 self.overruns += 1
                 self.errors[name] = f"The cell could not be run. {lost}"
                 del self.sources[name]
@@ -176,9 +192,16 @@ class _Run:
         }
         uses = uses_of(self.sources)
         functions = {n: f for n, f in self.grader.reference.items() if inspect.isfunction(f)}
+        earlier: set[str] = (
+            set()
+        )  # a later exercise may contain the answer to an earlier one, so that is never lent
+        before = {}
+        for entry in self.grader.chapter.entries:
+            before[entry.name] = set(earlier)
+            earlier |= set(entry.functions)
         for entry in entries:
             report = reports[entry.name]
-            lent = sorted(broken & set(functions) & reach(uses, entry.functions) - set(entry.functions))
+            lent = sorted(broken & set(functions) & reach(uses, entry.functions) & before[entry.name])
             if report.passed or not report.attempted or not lent:
                 continue
             self.close()
@@ -217,18 +240,28 @@ class _Run:
             words = f"{missing[0]} is not defined by its cell." if tried else "Not attempted."
             return grader._nothing(entry, words, attempted=tried)
         exercise = grader.exercises[entry.name]
+        judge.prepared(exercise, grader.options.seed, False)  # not on the answer's time
+        try:
+            result = self._judged(exercise, worker, ahead=not lent)
+            if result.lost and not lent:  # once more, case by case: what stands before the fatal case counts
+                result = self._judged(exercise, self.ready_worker())
+        except BackendLost as lost:
+            self.close()
+            return grader._nothing(entry, str(lost), attempted=True)
+        return report_exercise(entry, result, self.errors.get(entry.name))
+
+    def _judged(self, exercise: Exercise, worker: Worker, ahead: bool = False) -> Result:
         worker.allow(self._patience(exercise.seconds))
-        result = run_exercise(exercise, worker, grader.options.seed, public=False, ahead=not lent)
+        try:
+            with bounded():
+                result = run_exercise(exercise, worker, self.grader.options.seed, public=False, ahead=ahead)
+        except BackendLost:
+            self.overruns += 1
+            raise
         if result.lost:
             self.overruns += 1
             self.close()
-            if not lent:  # once more, case by case: what stands before the fatal case counts
-                worker = self.ready_worker()
-                worker.allow(self._patience(exercise.seconds))
-                result = run_exercise(exercise, worker, grader.options.seed, public=False)
-            if result.lost:
-                self.close()
-        return report_exercise(entry, result, self.errors.get(entry.name))
+        return result
 
 
 def uses_of(sources: dict[str, str]) -> dict[str, set[str]]:

@@ -18,6 +18,7 @@ from autograder.submission import MAX_SOURCE_CHARACTERS, Submission, from_notebo
 
 OURS = "course_llm"
 MAX_EXTRA_CELLS = 500
+MAX_EXTRA_CHARACTERS = 2_000_000
 
 
 def released(chapter: Chapter) -> nbformat.NotebookNode:
@@ -55,15 +56,17 @@ def _extra_cells(data: dict, chapter: Chapter, submission: Submission) -> dict[s
     """The student's own cells by the name of the released cell they follow; markdown is shown as plain text."""
     known = {cell["metadata"]["nbgrader"]["grade_id"] for cell in chapter.notebook["cells"]}
     extras: dict[str | None, list] = {}
-    place, count = None, 0
+    place, count, left = None, 0, MAX_EXTRA_CHARACTERS
     for cell in data["cells"]:
         name, source = grade_id(cell), source_of(cell)[:MAX_SOURCE_CHARACTERS]
         if name in known:
             place = name
             continue
-        if not source.strip() or count == MAX_EXTRA_CELLS or source in submission.sources.values():
+        if not source.strip() or source in submission.sources.values():
             continue
-        count += 1
+        if count == MAX_EXTRA_CELLS or len(source) > left:
+            continue
+        count, left = count + 1, left - len(source)
         if isinstance(cell, dict) and cell.get("cell_type") == "code":
             extras.setdefault(place, []).append(new_code_cell(source, id=f"extra-{count}"))
         else:
@@ -73,9 +76,12 @@ def _extra_cells(data: dict, chapter: Chapter, submission: Submission) -> dict[s
 
 def _verbatim(text: str) -> str:
     """Text as a fenced block that nothing inside can close: a page of an instructor's runs no student's script."""
+    ours = re.fullmatch(r"(`{3,})text\n(.*)\n\1", text, re.S)
+    if ours and "`" * len(ours[1]) not in ours[2]:  # nbgrader converts a notebook twice
+        return text
     ticks = max([2, *(len(run) for run in re.findall(r"`+", text))]) + 1
     fence = "`" * ticks
-    return text if text.startswith("```text\n") and ticks == 4 else f"{fence}text\n{text}\n{fence}"
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def _inert(text: str) -> str:

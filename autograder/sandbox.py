@@ -363,8 +363,10 @@ class Worker:
         self._served: list[Any] = []
         self._opaque: list[Any] = []
         self._unread = bytearray()
+        self._cost: Cost | None = None
         self._alive = True
         self.report: dict = {}
+        self._start_accounts()
 
     def close(self) -> dict:
         """Ends the worker; returns the kernel's account of it."""
@@ -410,35 +412,41 @@ class Worker:
     ) -> Outcome:
         """Performs a step in the worker."""
         self._served.clear()
-        self._calls = 0
+        self._cost = Cost() if kind == "measure" else None
         self._send(*self._request(kind, target, args, kwargs or {}, options))
         while True:
             answer, unpacker = self._receive()
             if answer.get("op") != "served":
-                return self._outcome(kind, answer, unpacker)
+                return self._outcome((kind, target, args, kwargs or {}), answer, unpacker)
             self._serve(answer, unpacker)
 
     def perform_many(self, steps: list[tuple[str, Any, tuple, dict, dict]]) -> list[Outcome]:
         """Performs independent steps that need nothing from the grader: all are sent before the first answer is read."""
+        self._cost = None
         frames = (self._request(*step) for step in steps)
         self._write(b"".join(packer.frame(skeleton) for packer, skeleton in frames))
-        return [self._outcome(step[0], *self._receive()) for step in steps]
+        return [self._outcome(step, *self._receive()) for step in steps]
 
-    def _request(self, kind: str, target: Any, args: tuple, kwargs: dict, options: dict) -> tuple[Packer, dict]:
+    def _request(
+        self, kind: str, target: Any, args: tuple, kwargs: dict, options: dict
+    ) -> tuple[Packer, dict]:
         packer = Packer(special=self._hand_over)
         return packer, {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
                         "kwargs": packer.pack(kwargs), "options": options}  # fmt: skip
 
-    def _outcome(self, kind: str, answer: dict, unpacker: Unpacker) -> Outcome:
+    def _outcome(self, step: tuple, answer: dict, unpacker: Unpacker) -> Outcome:
+        kind, _, args, kwargs, *_ = step
         error = self._error(answer.get("error"))
         if error is not None:
             return Outcome(error=error)
         try:
             value = unpacker.unpack(answer["value"])
-            changed = tuple(str(n)[:40] for n in answer.get("changed", ()))
+            possible = {f"argument {i + 1}" for i in range(len(args))} | set(kwargs)
+            changed = tuple(n for n in answer.get("changed", ()) if n in possible)
         except (KeyError, TypeError, ProtocolError) as problem:
             raise self._lost(f"The answer came back malformed: {problem}.") from None
-        return Outcome(value=self._checked(kind, value), changed=changed)
+        value = self._checked(kind, value)
+        return Outcome(value=value if self._cost is None else self._cost.added_to(value), changed=changed)
 
     def _checked(self, kind: str, value: Any) -> Any:
         """The parts of a composite answer have the types that the judge relies on, or the worker is lied about."""
@@ -500,7 +508,7 @@ class Worker:
             raise
         except Exception as error:
             data = Packer().frame({"error": f"{type(error).__name__}: {str(error)[:200]}"})
-        self._send_bytes(data)
+        self._write(data)
 
     def _timed(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """Calls a function on the grader's own time, of which an answer has only so much."""
@@ -547,7 +555,7 @@ class Worker:
                 else:
                     self._take_in()
             except BlockingIOError:
-                continue
+                time.sleep(0.001)
             except OSError:
                 raise self._lost(None) from None
 
@@ -572,8 +580,10 @@ class Worker:
     def _exactly(self, count: int) -> bytes:
         while len(self._unread) < count:
             self._wait(select.POLLIN)
-            with contextlib.suppress(BlockingIOError):
+            try:
                 self._take_in()
+            except BlockingIOError:  # an out-of-band byte wakes the poll and is no data
+                time.sleep(0.001)
         part = bytes(self._unread[:count])
         del self._unread[:count]
         return part

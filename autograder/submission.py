@@ -8,13 +8,19 @@ import ast
 import dataclasses
 import json
 import os
+import re
+import warnings
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from autograder.catalog import Chapter
+from autograder.guard import bounded_memory
 
 MAX_BYTES = 100 << 20
+MAX_CELLS = 20_000
 MAX_SOURCE_CHARACTERS = 200_000
+MAX_FILE_CHARACTERS = 2_000_000
 
 
 class SubmissionError(ValueError):
@@ -36,6 +42,10 @@ def read_submission(path: Path, chapter: Chapter) -> Submission:
         SubmissionError: the file is missing, too large, or not what its name says.
     """
     text = read_text(path)
+    if path.suffix == ".py" and len(text) > MAX_FILE_CHARACTERS:
+        raise SubmissionError(
+            f"{path.name} has over {MAX_FILE_CHARACTERS} characters; hand in the answers alone"
+        )
     if path.suffix == ".py":
         return Submission({"file": text})
     if path.suffix != ".ipynb":
@@ -50,7 +60,7 @@ def read_text(path: Path) -> str:
         SubmissionError: it is missing, not a regular file, too large, or not text.
     """
     try:
-        if path.is_symlink():
+        if path.is_symlink() or in_linked_folder(path):
             raise SubmissionError(f"{path.name} is a link to another file; hand in the file itself")
         if path.is_dir():
             raise SubmissionError(f"{path.name} is a folder, not a file")
@@ -67,6 +77,12 @@ def read_text(path: Path) -> str:
         raise SubmissionError(f"{path.name} cannot be read: {error.strerror}") from None
 
 
+def in_linked_folder(path: Path) -> bool:
+    """Whether a submission in nbgrader's layout, `<student>/<assignment>/<notebook>`, is another's by a link."""
+    folder = path.parent
+    return folder.name == path.stem and (folder.is_symlink() or folder.parent.is_symlink())
+
+
 def parse_notebook(text: str, name: str) -> dict:
     """Parses a notebook's JSON, of any nbformat version that has cells.
 
@@ -74,19 +90,26 @@ def parse_notebook(text: str, name: str) -> dict:
         SubmissionError: it is no notebook.
     """
     try:
-        data = json.loads(text)
+        with bounded_memory():
+            data = json.loads(text)
+    except MemoryError:
+        raise SubmissionError(f"{name} has too many parts; clear its outputs and save it again") from None
     except (ValueError, RecursionError):
         raise SubmissionError(
             f"{name} is not a notebook: its JSON is broken; save it again from Jupyter"
         ) from None
     if isinstance(data, dict) and isinstance(data.get("worksheets"), list):  # nbformat 3
         sheets = [s for s in data["worksheets"] if isinstance(s, dict)]
-        data["cells"] = [c for s in sheets for c in s.get("cells") or []]
+        data["cells"] = [c for s in sheets if isinstance(s.get("cells"), list) for c in s["cells"]]
         for cell in data["cells"]:
             if isinstance(cell, dict) and "input" in cell:
                 cell["source"] = cell["input"]
     if not isinstance(data, dict) or not isinstance(data.get("cells"), list):
         raise SubmissionError(f"{name} is not a notebook: it has no cells")
+    if len(data["cells"]) > MAX_CELLS:
+        raise SubmissionError(
+            f"{name} has over {MAX_CELLS:,} cells; hand in the released notebook with your answers"
+        )
     return data
 
 
@@ -95,7 +118,8 @@ def source_of(cell: Any) -> str:
     source = cell.get("source", "") if isinstance(cell, dict) else ""
     if isinstance(source, list):
         source = "".join(part for part in source if isinstance(part, str))
-    return source if isinstance(source, str) else ""
+    # half of a surrogate pair is no text: it could not be written to a file again
+    return source.encode("utf-8", "replace").decode() if isinstance(source, str) else ""
 
 
 def grade_id(cell: Any) -> str | None:
@@ -110,11 +134,18 @@ def from_notebook(data: dict, chapter: Chapter) -> Submission:
     """Finds each exercise's cell by its id; a lost id is made up for by the name that the cell defines."""
     submission = Submission({})
     cells = [(grade_id(cell), source_of(cell), cell) for cell in data["cells"]]
+    names = {function for entry in chapter.entries for function in entry.functions}
+    defined = definitions([source for _, source, _ in cells], names)
     for entry in chapter.entries:
         found = [(source, cell) for name, source, cell in cells if name == entry.name]
         written = [pair for pair in found if pair[0].strip() != entry.starter.strip()]
         if not written:
-            renamed = [(s, c) for name, s, c in cells if name != entry.name and defines(s, entry.functions)]
+            elsewhere = zip(cells, defined, strict=True)
+            renamed = [
+                (s, c)
+                for (name, s, c), known in elsewhere
+                if name != entry.name and known & set(entry.functions)
+            ]
             if renamed and not (found and name_is_taken(renamed, chapter)):
                 submission.remarks.append(
                     f"{entry.name}: its cell is not where it was; the cell that defines it is graded"
@@ -148,13 +179,28 @@ def name_is_taken(pairs: list, chapter: Chapter) -> bool:
     return all(grade_id(cell) in ids for _, cell in pairs)
 
 
-def defines(source: str, names: tuple[str, ...]) -> bool:
-    """Whether code defines one of the names at its top level."""
+def definitions(sources: list[str], names: set[str]) -> list[set[str]]:
+    """Which of the names each cell defines at its top level; code of unusual length is not looked into."""
+    mentioned = re.compile(rf"^(def|class)\s+({'|'.join(map(re.escape, names))})\b", re.M)
+    found, left = [], MAX_FILE_CHARACTERS
+    for source in sources:
+        known: set[str] = set()
+        if len(source) <= min(left, MAX_SOURCE_CHARACTERS) and mentioned.search(source):
+            left -= len(source)
+            known = names & top_level_names(source)
+        found.append(known)
+    return found
+
+
+def top_level_names(source: str) -> set[str]:
+    """The functions and classes that code defines at its top level."""
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a doubtful escape in an answer is no news for whoever grades
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name in names for n in tree.body)
+        return set()
+    return {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
 
 
 def class_folder(path: Path, stem: str) -> dict[str, Path]:
@@ -171,7 +217,16 @@ def class_folder(path: Path, stem: str) -> dict[str, Path]:
             and (path / student).is_dir()
             and (assignment.is_dir() or assignment.is_symlink())
         ):
-            found[student] = assignment / f"{stem}.ipynb"
+            found[printable(student, found)] = assignment / f"{stem}.ipynb"
     if not found:
         raise SubmissionError(f"{path} holds no submissions in the layout <student>/{stem}/{stem}.ipynb")
     return found
+
+
+def printable(name: str, taken: Container[str] = ()) -> str:
+    """A folder's name as a student's id that can be printed and stored: what is no text in it becomes a question mark."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    while text in taken:
+        text += "~"
+    return text

@@ -22,6 +22,8 @@ MAX_JSON_BYTES = 4 << 20
 MAX_TENSOR_BYTES = 64 << 20
 MAX_DEPTH = 24
 MAX_NODES = 200_000
+MAX_TENSOR_NAMES_BYTES = 1 << 20  # safetensors' own header: a million empty tensors fit into a small blob
+MAX_PAIRS = 4_096  # whole numbers can be chosen to collide, which makes a dict's cost grow with the square
 DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?|mps(:0)?")
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (
@@ -168,6 +170,8 @@ class Unpacker:
         self.dataclass = dataclass
         self.devices = devices
         self.nodes = 0
+        if int.from_bytes(blob[:8], "little") > MAX_TENSOR_NAMES_BYTES:
+            raise ProtocolError("the answer has too many tensors")
         try:
             self.tensors = load_tensors(blob) if blob else {}
         except Exception as error:
@@ -176,7 +180,7 @@ class Unpacker:
     def parse(self, text: bytes) -> Any:
         try:
             return json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
             raise ProtocolError(f"the answer is not JSON ({type(error).__name__})") from None
 
     def unpack(self, node: Any, depth: int = 0) -> Any:
@@ -202,6 +206,8 @@ class Unpacker:
         if tag in ("tuple", "list"):
             items = [self.unpack(item, depth + 1) for item in value]
             return tuple(items) if tag == "tuple" else items
+        if tag == "dict" and len(value) > MAX_PAIRS:
+            raise ProtocolError("the answer has too many keys")
         if tag == "dict":
             return {self.unpack(k, depth + 1): self.unpack(v, depth + 1) for k, v in value}
         if tag == "bytes":
@@ -211,6 +217,7 @@ class Unpacker:
         if tag == "device":
             return torch.device(value)
         if tag == "generator":
+            self.nodes += 500  # each takes kilobytes
             generator = torch.Generator()
             generator.set_state(self._unpack_tensor(value["v"], value))
             return generator
@@ -233,6 +240,8 @@ class Unpacker:
         tensor = self.tensors[str(int(index))]
         if tensor.dtype not in NAMES:
             raise ProtocolError("the answer has a tensor of an unknown dtype")
+        if tensor.dtype == torch.bool:  # a byte that is neither 0 nor 1 is neither true nor false
+            tensor = tensor.view(torch.uint8) != 0
         stride = node.get("stride")
         if stride is not None and self.devices is None:
             if len(stride) != tensor.dim() or not _is_dense_enough(tensor.shape, stride):

@@ -1,0 +1,69 @@
+"""Bounds what one answer can make the trusted side spend: memory that a judge allocates from its numbers, time it judges for.
+
+The worker's limits hold on the other side of the wall. Here a number that came back may still size a histogram, or steer a loop.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from autograder.spec import BackendLost
+
+try:
+    import resource
+except ImportError:  # a student's Windows, where nothing is graded
+    resource = None
+
+MEMORY_BYTES = 2 << 30
+JUDGING_S = 60.0
+TOO_MUCH = "The answer makes far too much work for the grader."
+
+
+@contextlib.contextmanager
+def bounded_memory(extra_bytes: int = MEMORY_BYTES) -> Iterator[None]:
+    """Lets this process take so much more memory and no more: allocations beyond it fail instead of ending the machine."""
+    if resource is None:
+        yield
+        return
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as statm:
+            limit = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + extra_bytes
+        known = [n for n in (soft, hard) if n != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min([limit, *known]), hard))
+    except (OSError, ValueError):  # a system without such a limit
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
+def bounded_time(seconds: float = JUDGING_S) -> Iterator[None]:
+    """Raises `BackendLost` once this process has worked for so long; only in a main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise BackendLost(TOO_MUCH)
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again every second, for whoever catches it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Both bounds, around the judging of one exercise."""
+    with bounded_memory(), bounded_time():
+        yield
