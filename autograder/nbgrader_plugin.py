@@ -7,7 +7,10 @@ give the same grades: the submission is rebuilt on the released notebook as it i
 import atexit
 import functools
 import json
+import os
+import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ from traitlets.config import Config
 
 from autograder import catalog, notebooks
 from autograder.catalog import UnknownChapter
+from autograder.course import timestamp_of
 from autograder.grading import GRADING_SEED, Grader, Options
-from autograder.submission import SubmissionError, from_notebook, parse_notebook, read_text
+from autograder.submission import MAX_BYTES, SubmissionError, from_notebook, parse_notebook, read_text
 
 
 class SubmissionExporter(NotebookExporter):
@@ -106,6 +110,59 @@ def configure(config: Config) -> None:
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
     give_validate_an_exit_code()
+    copy_no_links()
+
+
+def copy_no_links() -> None:
+    """Makes nbgrader copy plain files of a sane size only, and read no time from anything else.
+
+    nbgrader copies every further file of a submission, and whole folders when it collects, with the instructor's rights: a link
+    in it would be followed, to another student's notebook or to the instructor's own files.
+    """
+    from nbgrader.converters import base
+    from nbgrader.coursedir import CourseDirectory
+    from nbgrader.exchange.default import exchange
+
+    if getattr(base.find_all_files, "plain", False):
+        return
+    stock_find, stock_ignore = base.find_all_files, exchange.ignore_patterns
+
+    def find_all_files(path: str, exclude: list[str] | None = None) -> list[str]:
+        if is_linked(Path(path)):
+            return []
+        return [file for file in stock_find(path, exclude) if is_plain(file)]
+
+    def ignore_patterns(**settings: Any) -> Callable[[str, list[str]], set[str]]:
+        ignored = stock_ignore(**settings)
+
+        def ignore(folder: str, names: list[str]) -> set[str]:
+            if os.path.islink(folder):
+                return set(names)
+            return set(ignored(folder, names)) | {
+                n for n in names if not is_plain(os.path.join(folder, n), True)
+            }
+
+        return ignore
+
+    find_all_files.plain = True
+    base.find_all_files, exchange.ignore_patterns = find_all_files, ignore_patterns
+    CourseDirectory.get_existing_timestamp = lambda self, path: timestamp_of(Path(path))
+
+
+def is_plain(path: str, folders: bool = False) -> bool:
+    """Whether a path is a regular file (or a folder) itself, not a link or a device, and not of an absurd size."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return (stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES) or (
+        folders and stat.S_ISDIR(found.st_mode)
+    )
+
+
+def is_linked(folder: Path) -> bool:
+    """Whether an assignment's folder, or its student's, is a link."""
+    return folder.is_symlink() or folder.parent.is_symlink()
 
 
 def give_validate_an_exit_code() -> None:
