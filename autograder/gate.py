@@ -7,6 +7,7 @@ near-miss fails and is diagnosed as itself; the generated files are fresh; names
 import __future__
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -49,13 +50,14 @@ def check_chapter(stem: str) -> Iterator[str]:
     names = [part.name for part in solution.parts]
     if names != list(checks):
         yield f"exercises of the solution and of the checks differ: {sorted(set(names) ^ set(checks)) or 'their order'}"
-    for path, text in sync.generated(stem).items():
+    generated = sync.generated(stem)
+    for path, text in generated.items():
         if not path.exists() or path.read_text() != text:
             yield f"{path.relative_to(sync.ROOT)} is stale: run `make sync`"
     page = sync.ROOT / "book" / f"{stem}.md"
     labels = set(re.findall(r"^\(([\w-]+)\)=", page.read_text(), flags=re.M)) if page.exists() else set()
     namespace = solution_namespace(solution)
-    starters = sync.catalog(solution, sync.student_notebook(solution))["entries"]
+    starters = next(json.loads(text)["entries"] for path, text in generated.items() if path.suffix == ".json")
     for part, entry in zip(solution.parts, starters, strict=True):
         if part.name in checks:
             exercise = checks[part.name]
