@@ -691,6 +691,8 @@ def cause_of_death(report: dict) -> str:
     """Says why a worker's process ended, from the kernel's account of it."""
     if report.get("overrun"):
         return TIME_IS_UP
+    if report.get("crowded"):
+        return "The process was stopped: it started more threads than it may."
     status = report.get("status", -1)
     if status >= 0 and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
