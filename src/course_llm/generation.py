@@ -4,8 +4,7 @@ The chapters' functions (`course_llm.decoding`) see a model from outside and com
 step. Here prompts of different lengths stand side by side, padded on the left; each token goes through the
 model once; and a row that has ended is filled up while the others go on. Same distribution, same order of
 operations: repetition penalty, temperature, top-k, top-p, min-p, one draw per step for the whole batch.
-    Speculative decoding is in
-`course_llm.speculative`.
+Speculative decoding is in `course_llm.speculative`.
 """
 
 from __future__ import annotations
