@@ -47,7 +47,7 @@ course: install sandbox sync book class ## everything: install, book, notebooks,
 	@echo
 	@echo "book      file://$(CURDIR)/_build/html/index.html   (or: make serve)"
 	@echo "feedback  $(COURSE)/feedback/"
-	@echo "grades    $(COURSE)/grades.csv"
+	@echo "grades    $(COURSE)/$(STEM).csv"
 
 serve: ## open the built book on http://localhost:$(PORT)
 	@test -f _build/html/index.html || { echo "The book is not built yet. Run: make book" >&2; exit 1; }

@@ -1,6 +1,7 @@
 """The command `course-llm`."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -88,7 +89,7 @@ def parser() -> Parser:
         ("release", "write an assignment into a course folder and release it"),
         ("collect", "collect submissions into a course folder"),
         ("feedback", "write the feedback pages of an assignment"),
-        ("export", "write the grades of a course folder as CSV"),
+        ("export", "write the grades of an assignment as CSV"),
     ):
         command = commands.add_parser(name, help=words)
         command.add_argument("stem", metavar="STEM", help="the chapter")
@@ -98,7 +99,7 @@ def parser() -> Parser:
             )
         if name == "export":
             command.add_argument(
-                "--to", type=Path, metavar="FILE", help="where to write (default: DIR/grades.csv)"
+                "--to", type=Path, metavar="FILE", help="where to write (default: DIR/STEM.csv)"
             )
         command.add_argument("--course", type=Path, default=Path("course"), metavar="DIR", help="course folder (default: course)")  # fmt: skip
         command.set_defaults(run=globals()[f"run_{name}"])
@@ -129,7 +130,7 @@ def chapter_of(stem: str):
 def run_check(arguments: argparse.Namespace) -> int:
     """`course-llm check`: public cases, in this process."""
     chapter = chapter_of(arguments.stem)
-    path = arguments.file or Path(f"{arguments.stem}.ipynb")
+    path = arguments.file or default_notebook(arguments.stem)
     from autograder.submission import SubmissionError, read_submission
 
     try:
@@ -138,21 +139,36 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise Failure(str(error)) from None
     from autograder.check import check_sources
 
-    results = check_sources(chapter, submission)
-    passed = bool(results) and all(r["passed"] for r in results)
+    # what the answers print must not stand in the middle of the JSON
+    with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+        results = check_sources(chapter, submission)
     if arguments.json:
         print(json.dumps(results, indent=2))
-    elif not results:
-        print(f"{path} defines none of the exercises of {arguments.stem}", file=sys.stderr)
-    else:
-        from rich.console import Console
-        from rich.table import Table
+    elif results:
+        print_check_table(results)
+    if not results:
+        raise Failure(f"{path} defines none of the exercises of {arguments.stem}")
+    return 0 if all(r["passed"] for r in results) else EXIT_FAILURE
 
-        table = Table("exercise", "result", "what is wrong")
-        for row in results:
-            table.add_row(row["name"], "passed" if row["passed"] else "failed", row["message"])
-        Console().print(table)
-    return 0 if passed else EXIT_FAILURE
+
+def print_check_table(results: list[dict]) -> None:
+    """One row per exercise, and what is wrong with it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("exercise", "result", "what is wrong")
+    for row in results:
+        table.add_row(row["name"], "passed" if row["passed"] else "failed", row["message"])
+    Console().print(table, markup=False)
+
+
+def default_notebook(stem: str) -> Path:
+    """The chapter's notebook here, or where it lies in the project."""
+    places = (Path(f"{stem}.ipynb"), Path("exercises", stem, f"{stem}.ipynb"))
+    for place in places:
+        if place.exists():
+            return place
+    raise Failure(f"there is no {stem}.ipynb here; name the file: course-llm check {stem} FILE")
 
 
 # grade
@@ -167,9 +183,12 @@ def run_grade(arguments: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)  # children of a process with torch threads hang
     require_device(arguments.device)
-    from autograder import grading
+    try:
+        from autograder import grading
+        from autograder.sandbox import SandboxError, bubblewrap
+    except ImportError as error:
+        raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
     from autograder.course import Course, CourseError
-    from autograder.sandbox import SandboxError, bubblewrap
     from autograder.submission import SubmissionError
 
     seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
@@ -178,14 +197,19 @@ def run_grade(arguments: argparse.Namespace) -> int:
         if options.isolate:
             bubblewrap()
         course = Course(arguments.course, create=True) if arguments.course else None
-        files = submissions_in(arguments.paths, arguments.stem, course)
-        reports = grade_files(arguments, files, options, course)
+        files, unusable = submissions_in(arguments.paths, arguments.stem, course)
+        reports = grade_files(arguments, files, options, course) if files else []
     except (SandboxError, CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
+    reports += [grading.ungraded(arguments.stem, name, words, options) for name, words in unusable.items()]
     if arguments.json:
         print(json.dumps([report.to_json() for report in reports], indent=1))
-    else:
+    elif files:
         print_class_table(arguments.stem, reports)
+    if not options.isolate:
+        print("course-llm: graded without a sandbox: the answers ran with your rights", file=sys.stderr)
+    if unusable:
+        raise Failure("; ".join(unusable.values()))
     return 0
 
 
@@ -203,25 +227,32 @@ def require_device(device: str) -> None:
         )
 
 
-def submissions_in(paths: list[Path], stem: str, course) -> dict[str, Path]:
-    """The files to grade by the name of their submission."""
-    from autograder.submission import class_folder
+def submissions_in(paths: list[Path], stem: str, course) -> tuple[dict[str, Path], dict[str, str]]:
+    """The files to grade by the name of their submission, and what is wrong with paths that give none."""
+    from autograder.submission import SubmissionError, class_folder
 
     files: dict[str, Path] = {}
+    unusable: dict[str, str] = {}
     for path in paths:
-        if path.is_dir():
-            found = course.collect(stem, path) if course else class_folder(path, stem)
-        elif course:
+        if course and not path.is_dir():
             raise UsageError(
-                f"--course takes a folder of submissions <student>/{stem}/{stem}.ipynb, got the file {path}"
+                f"--course takes a folder of submissions <student>/{stem}/{stem}.ipynb, got {path}"
             )
-        else:
-            found = {str(path): path}
+        try:
+            if path.is_dir():
+                found = course.collect(stem, path) if course else class_folder(path, stem)
+            elif not path.exists() and not path.is_symlink():
+                raise SubmissionError(f"there is no file or folder {path}")
+            else:
+                found = {str(path): path}
+        except SubmissionError as error:
+            unusable[str(path)] = str(error)
+            continue
         for name, file in found.items():
             if name in files and files[name] != file:
                 raise UsageError(f"two submissions are called {name}: {files[name]} and {file}")
             files[name] = file
-    return files
+    return files, unusable
 
 
 def grade_files(arguments: argparse.Namespace, files: dict[str, Path], options, course) -> list:
@@ -256,8 +287,6 @@ def grade_files(arguments: argparse.Namespace, files: dict[str, Path], options, 
 
 def executor_for(address: str | None):
     """A context with the executor of a Dask cluster, or with None."""
-    import contextlib
-
     if address is None:
         return contextlib.nullcontext()
     try:
@@ -342,10 +371,9 @@ def print_class_table(stem: str, reports: list) -> None:
             f"{report.elapsed_s:.2f}",
             remark[:160],
         )
-    console = Console()
-    console.print(table)
     if not all(r.isolated for r in reports):
-        console.print("Graded WITHOUT a sandbox: the answers ran with your rights.")
+        table.caption = "graded WITHOUT a sandbox: the answers ran with the grader's rights"
+    Console(markup=False, emoji=False).print(table)  # a folder's name is a student's to choose
 
 
 # the course folder
@@ -398,9 +426,9 @@ def run_export(arguments: argparse.Namespace) -> int:
     chapter_of(arguments.stem)
     from autograder.course import Course, CourseError
 
-    target = arguments.to or arguments.course / "grades.csv"
+    target = arguments.to or arguments.course / f"{arguments.stem}.csv"
     try:
-        Course(arguments.course).export(target)
+        Course(arguments.course).export(arguments.stem, target)
     except CourseError as error:
         raise Failure(str(error)) from None
     print(f"wrote {target}")

@@ -89,9 +89,10 @@ class Course:
             target = self.root / "submitted" / student / stem
             if target.resolve() != path.parent.resolve():
                 target.mkdir(parents=True, exist_ok=True)
+                (target / "timestamp.txt").unlink(missing_ok=True)
                 for file in sorted(path.parent.iterdir()) if not path.parent.is_symlink() else ():
                     if file.is_file() and not file.is_symlink():
-                        shutil.copy(file, target / file.name)
+                        replace_file(file, target / file.name)
             collected[student] = target / f"{stem}.ipynb"
         return collected
 
@@ -103,16 +104,21 @@ class Course:
 
     def feedback(self, stem: str) -> list[Path]:
         """Has nbgrader write the feedback pages."""
+        if not any((self.root / "autograded").glob(f"*/{stem}/{stem}.ipynb")):
+            raise CourseError(f"{self.root} has nothing graded for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
         self._must(self.api().generate_feedback(stem, force=True), f"write the feedback for {stem}")
         return sorted((self.root / "feedback").glob(f"*/{stem}/{stem}.html"))
 
-    def export(self, target: Path) -> Path:
-        """Has nbgrader write all grades as CSV."""
+    def export(self, stem: str, target: Path) -> Path:
+        """Has nbgrader write an assignment's grades as CSV."""
         from nbgrader.plugins import CsvExportPlugin
 
+        if not self.released(stem):
+            raise CourseError(f"{self.root} has no grades for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
         with self.api().gradebook as gradebook:
             plugin = CsvExportPlugin()
             plugin.to = str(target)
+            plugin.assignment = [stem]
             plugin.export(gradebook)
         return target
 
@@ -126,6 +132,8 @@ class Course:
     def graded(self, stem: str, student: str, fingerprint: str) -> SubmissionReport | None:
         """The report of a submission that has been graded already, in this form and by these rules."""
         path = self.root / "autograded" / student / stem / f"{stem}.ipynb"
+        if not self.released(stem):  # the gradebook is new
+            return None
         try:
             ours = json.loads(path.read_text())["metadata"][notebooks.OURS]
             if ours["fingerprint"] != fingerprint:
@@ -150,7 +158,8 @@ class Course:
 
         if not self.released(stem):
             self.release(stem)
-        with Gradebook(self.api().coursedir.db_url, "course_llm") as gradebook:
+        folder = self.api().coursedir
+        with Gradebook(folder.db_url, folder.course_id) as gradebook:
             yield GradeWriter(self, catalog.chapter(stem), gradebook)
 
 
@@ -172,12 +181,16 @@ class GradeWriter:
         reports = {e.name: e for e in report.exercises}
         notebooks.fill_outputs(notebook, reports)
         notebooks.store_report(notebook, report, fingerprint)
+        if not report.isolated:
+            notebook.cells.insert(
+                0, nbformat.v4.new_markdown_cell("**Graded without a sandbox.**", id="unsafe")
+            )
         self._save_grades(report, reports, path, notebook)
         target = self.course.root / "autograded" / report.submission / self.chapter.stem
         target.mkdir(parents=True, exist_ok=True)
         timestamp = path.parent / "timestamp.txt"
         if timestamp.is_file() and not timestamp.is_symlink():
-            shutil.copy(timestamp, target / "timestamp.txt")
+            replace_file(timestamp, target / "timestamp.txt")
         write_atomically(
             target / f"{self.chapter.stem}.ipynb", json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         )
@@ -222,10 +235,19 @@ def timestamp_of(folder: Path) -> Any:
 
     path = folder / "timestamp.txt"
     try:
-        text = path.read_text()[:100].strip() if path.is_file() and not path.is_symlink() else ""
+        if not path.is_file() or path.is_symlink():
+            return None
+        with open(path, encoding="utf-8") as file:
+            text = file.read(100).strip()
         return parse_utc(text) if text else None
     except (OSError, ValueError, OverflowError):
         return None
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Copies a file's content; what stood there may be read-only, as nbgrader leaves it."""
+    target.unlink(missing_ok=True)
+    shutil.copyfile(source, target)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -241,10 +263,11 @@ def write_atomically(path: Path, text: str) -> None:
 def fingerprint(path: Path, stem: str, options: Options) -> str:
     """Changes when the submission, the checks, the reference or the options change."""
     digest = hashlib.sha256(rules_fingerprint(stem).encode())
-    digest.update(json.dumps([options.seed, options.device]).encode())
+    digest.update(json.dumps([options.seed, options.device, options.isolate]).encode())
     with contextlib.suppress(OSError):
         if path.is_file() and not path.is_symlink():
-            digest.update(path.read_bytes())
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
