@@ -43,7 +43,7 @@ class TinyLM(nn.Module):
 
 
 class WatchedLM(TinyLM):
-    """A `TinyLM` that notes its weights and gradients whenever it is called with new weights, the first 32 times."""
+    """A `TinyLM` that notes its weights and the norm of its gradients at every call, the first 96 times."""
 
     def __init__(self, vocab: int, width: int = 16, context: int = 2):
         super().__init__(vocab, width, context)
@@ -51,13 +51,15 @@ class WatchedLM(TinyLM):
         self.norms_noted: list[float] = []
 
     def forward(self, ids: Tensor) -> Tensor:
-        weights = torch.cat([p.detach().flatten() for p in self.parameters()])
-        new = not self.weights_noted or not torch.equal(weights, self.weights_noted[-1])
-        if new and len(self.weights_noted) < 32:
+        if len(self.weights_noted) < 96:
             grads = [p.grad.detach().flatten() for p in self.parameters() if p.grad is not None]
-            self.weights_noted.append(weights)
+            self.weights_noted.append(torch.cat([p.detach().flatten() for p in self.parameters()]))
             self.norms_noted.append(float(torch.cat(grads).norm()) if grads else 0.0)
         return super().forward(ids)
+
+    def noted(self) -> tuple[list[Tensor], list[float]]:
+        """Weights and norms, call by call."""
+        return self.weights_noted, self.norms_noted
 
 
 class UnsavableLM(TinyLM):
