@@ -252,7 +252,8 @@ class Engine:
 
     def step_optimizer_state(self, target: Handle, args: tuple, kwargs: dict) -> Outcome:
         state = self.objects[target.id].state_dict()["state"]
-        return Outcome(value={i: {k: v for k, v in s.items() if v is not None} for i, s in state.items()})
+        kept = {i: {k: v for k, v in s.items() if v is not None} for i, s in state.items()}
+        return Outcome(value=clone_tree(kept, lambda t: t.detach().clone()))
 
     def step_generator(self, target: int, args: tuple, kwargs: dict) -> Outcome:
         return Outcome(value=self.remember(torch.Generator().manual_seed(target)))
