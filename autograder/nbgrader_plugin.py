@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from autograder.catalog import UnknownChapter
 from autograder.course import timestamp_of
 from autograder.grading import GRADING_SEED, Grader, Options
 from autograder.submission import MAX_BYTES, SubmissionError, from_notebook, parse_notebook, read_text
+from autograder.validate import give_validate_an_exit_code
 
 
 class SubmissionExporter(NotebookExporter):
@@ -163,28 +163,3 @@ def is_plain(path: str, folders: bool = False) -> bool:
 def is_linked(folder: Path) -> bool:
     """Whether an assignment's folder, or its student's, is a link."""
     return folder.is_symlink() or folder.parent.is_symlink()
-
-
-def give_validate_an_exit_code() -> None:
-    """Makes `nbgrader validate` exit with 1 when a notebook does not pass (nbgrader 0.9 always exits with 0)."""
-    from nbgrader.apps.validateapp import ValidateApp
-    from nbgrader.validator import Validator
-
-    if getattr(ValidateApp.start, "exits", False):
-        return
-    stock_validate, stock_start = Validator.validate, ValidateApp.start
-    failures: list[str] = []
-
-    def validate(self: Validator, filename: str) -> dict:
-        results = stock_validate(self, filename)
-        if results:
-            failures.append(filename)
-        return results
-
-    def start(self: ValidateApp) -> None:
-        stock_start(self)
-        if failures:
-            sys.exit(1)
-
-    start.exits = True
-    Validator.validate, ValidateApp.start = validate, start
