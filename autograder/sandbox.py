@@ -55,6 +55,7 @@ MAX_SERVED_ELEMENTS = 1 << 20  # in one call
 MAX_SERVED_S = 10.0
 MAX_RECEIVED_BYTES = 512 << 20
 MAX_LENT_NUMBER = 1 << 16
+WAITING_S = 10.0  # wall clock beyond six times the processor time, on a busy machine
 MAX_UNREAD_BYTES = 128 << 20
 
 
@@ -308,6 +309,7 @@ class Sandbox:
                 self.close()
                 self._start()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # no byte stands outside of the stream
             order = json.dumps({"order": "start", "limits": dataclasses.asdict(self.limits)}).encode()
             try:
                 socket.send_fds(self._control, [order], [theirs.fileno()])
@@ -378,7 +380,7 @@ class Worker:
 
     def allow(self, cpu_s: float) -> None:
         """Starts the clocks for what comes next: processor time, and a wall clock for answers that sleep."""
-        self.deadline = time.monotonic() + 6 * cpu_s + 10
+        self.deadline = time.monotonic() + 6 * cpu_s + WAITING_S
         self._start_accounts()
         with contextlib.suppress(OSError):
             self.sandbox.order({"order": "allow", "cpu_s": cpu_s})
