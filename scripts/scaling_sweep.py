@@ -3,8 +3,7 @@
     python scripts/scaling_sweep.py            prints the shipped table and what follows from it
     python scripts/scaling_sweep.py --rerun    trains all runs again (a quarter of an hour on one core)
 
-Each run reads new text only: no token is seen twice. So a run whose budget asks for more tokens than the corpus
-has is left out. All sizes share one tokenizer of 512 tokens, made from the corpus's own merges: with a larger one
+Each run reads new text only: no token is seen twice. That bounds the budget of small models. All sizes share one tokenizer of 512 tokens, made from the corpus's own merges: with a larger one
 the embedding would be most of a small model. A model of width d is trained with rate 6e-3 * sqrt(64 / d), five per
 cent warm-up, and a cosine that ends with the run.
 """
@@ -26,8 +25,13 @@ from course_llm.tokenizer import CourseTokenizer, train_merges, word_counts
 
 TABLE = Path(__file__).parents[1] / "src" / "course_llm" / "data" / "scaling_runs.csv"
 COLUMNS = ("layers", "d_hidden", "parameters", "tokens", "flops", "loss", "seconds")
-SIZES = ((2, 16), (2, 24), (2, 40), (3, 56), (4, 80), (4, 112))  # layers, width
-BUDGETS = (4e10, 1.2e11, 4e11, 1.2e12)
+# FLOPs: layers and width of the models trained with them; each list reaches past the best size on both sides
+RUNS = {
+    4e10: ((2, 8), (2, 12), (2, 16), (2, 24), (2, 40)),
+    1.2e11: ((2, 12), (2, 16), (2, 24), (2, 40), (3, 56)),
+    4e11: ((2, 24), (2, 32), (2, 40), (3, 56), (4, 80)),
+    8e11: ((2, 40), (2, 48), (3, 56), (4, 64), (4, 80)),
+}
 VOCAB, CONTEXT, ROWS = 512, 64, 8
 
 
@@ -75,12 +79,11 @@ def sweep() -> list[dict[str, float]]:
     """Trains all runs, smallest first."""
     data, rows = streams(), []
     print(f"{data[0].numel():,} training tokens, {data[2].numel():,} validation tokens", flush=True)
-    for flops in BUDGETS:
-        for layers, d_hidden in SIZES:
+    for flops, sizes in RUNS.items():
+        for layers, d_hidden in sizes:
             parameters = parameter_count(layers, d_hidden, 4 * d_hidden, VOCAB)
             steps = round(flops / 6 / parameters / (ROWS * CONTEXT))
-            if steps * ROWS > len(data[0]) or steps < 40:
-                continue
+            assert steps * ROWS <= len(data[0]), "a run would see text twice"
             begin = time.process_time()
             loss = train(layers, d_hidden, steps, data)
             tokens = steps * ROWS * CONTEXT
@@ -112,7 +115,7 @@ def main() -> int:
     )
     fitted = fit_chinchilla(N, D, L)
     print(f"{len(rows)} runs: E, A, B, alpha, beta =", ", ".join(f"{value:.4g}" for value in fitted))
-    for flops in BUDGETS:
+    for flops in RUNS:
         best = min(
             (r for r in rows if 0.8 < float(r["flops"]) / flops < 1.25), key=lambda r: float(r["loss"])
         )

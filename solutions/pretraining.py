@@ -351,7 +351,7 @@ def accumulate_gradients(model, microbatches):
 # - the first update moves the weights by about peak_lr / warmup,
 # - the target is reached: on a stream of 6,000 tokens in which each token has three possible successors, depending on the two tokens before it, with chances 0.7, 0.2 and 0.1, a small
 #   model of 16 tokens comes to **1.35 nats or less** on new text in 120 steps of 16 rows of 32 tokens (peak_lr 0.02, warmup 12). Guessing has ln 16 = 2.77, the best possible is 0.80. The
-#   loop above reaches 1.16 on average over ten seeds, 1.21 at worst.
+#   loop above reaches 1.16 on average over ten seeds, 1.24 at worst.
 #
 # **Example.** `pretrain(model, tokens, 100, 8, 64, 3e-3, 10, generator)` returns 100 floats.
 
@@ -503,7 +503,7 @@ def fit_power_law(x, loss):
 # runs, or a value that is not above 0, are a `ValueError`. The time limit is generous but not endless: a few starts, not thousands.
 #
 # **How.** The problem is well-behaved in log E, log A and log B, with exponents that start near 0.4, and with N and D divided by their geometric means (multiply A by (mean N)^alpha and B by (mean D)^beta at the
-# end). Work in float64. `torch.optim.LBFGS` with `line_search_fn="strong_wolfe"` and a small `tolerance_change`, or `scipy.optimize.minimize`, finds the minimum. `F.huber_loss(a, b, delta=1e-3)` is the Huber
+# end). Work in float64. `torch.optim.LBFGS` with `line_search_fn="strong_wolfe"` and a small `tolerance_change` finds the minimum. `F.huber_loss(a, b, delta=1e-3)` is the Huber
 # loss.
 #
 # **Example.** Runs that follow E = 1.69, A = 406.4, B = 410.7, alpha = 0.34, beta = 0.28 exactly give these five numbers back.

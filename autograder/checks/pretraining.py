@@ -1545,9 +1545,10 @@ def watched(
 
     def run(s: Subject):
         h = s.module("WatchedLM", state, **config)
-        losses = s.ask("pretrain", h, tokens, steps, 4, block, peak, warmup, s.generator(seed))
+        losses = quiet(s, "pretrain", h, tokens, steps, 4, block, peak, warmup, s.generator(seed))
         losses_fit(s, losses, steps)
         noted, norms = s.ask_method(h, "noted")
+        s.transcript.pop()  # an answer with other betas is diagnosed by what is required of it
         judge(s, noted, norms, losses)
 
     return scenario(run).says(words)
@@ -1622,7 +1623,8 @@ def pretrain_variant(
     model, tokens, steps, batch, block, peak_lr, warmup, generator, rate=None, clear=True, same=False,
     shift=True, optimizer=torch.optim.AdamW, late=False, gen=None, tail=None,
 ):  # fmt: skip
-    made = optimizer(model.parameters(), lr=peak_lr)
+    options = {} if optimizer is torch.optim.SGD else {"betas": (0.9, 0.95), "weight_decay": 0.1}
+    made = optimizer(model.parameters(), lr=peak_lr, **options)
     losses, rows = [], None
     for step in range(steps):
         if rows is None or not same:
@@ -2239,7 +2241,7 @@ def wide_runs() -> tuple[Tensor, Tensor, Tensor]:
 def _(g: Gen):
     """Minimises the Huber loss of log L, so that single odd runs count little."""
     n, d, loss, _ = law_runs(g, 6, 5, noise=0.004)
-    yield call(n, d, loss).judge(as_low).says("a little noise")
+    yield call(n, d, loss).judge(as_low).close(0.02, 0.02).says("a little noise")
     n, d, loss, law = law_runs(g, 6, 5, noise=0.001)
     loss = loss.clone()
     loss[4], loss[17] = loss[4] * 1.6, loss[17] * 0.8
@@ -2250,8 +2252,8 @@ def _(g: Gen):
         near = abs(float(value[0]) - law[0]) < 0.15 * law[0]
         return None if near else "two odd runs move E far away"
 
-    yield call(n, d, loss).judge(robust).says("two runs that went wrong")
-    yield call(*wide_runs()).judge(as_low).says("losses from 2 to 20")
+    yield call(n, d, loss).judge(robust).close(0.02, 0.02).says("two runs that went wrong")
+    yield call(*wide_runs()).judge(as_low).close(0.02, 0.02).says("losses from 2 to 20")
 
 
 @fit_chinchilla.group("float32")
