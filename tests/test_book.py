@@ -58,9 +58,12 @@ def test_no_page_asks_another_host_or_reports_an_error(site, page):  # noqa: F81
 def test_works_the_same_over_http(site, page):  # noqa: F811
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(quiet, directory=site))
+    server.handle_error = lambda *_: None  # a browser that leaves a page breaks its connections
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_address[1]}/"
     page.goto(base)
+    page.wait_for_url(base + "book/index.html")
+    page.wait_for_load_state("networkidle")
     page.goto(base + "book/decoding.html")
     page.wait_for_load_state("networkidle")
     assert page.locator(".live-figure .controls").count() == 3

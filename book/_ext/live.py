@@ -39,6 +39,8 @@ for (const el of document.querySelectorAll(`[data-live="${name}"]`)) {
   el.replaceChildren();
   try {
     figure.render({ model: model(JSON.parse(el.dataset.state)), el });
+    // the corner of a table is no header
+    el.querySelectorAll("th:empty").forEach((th) => th.replaceWith(document.createElement("td")));
     el.querySelectorAll("label").forEach((label) => {
       // an output inside a label takes the label from the control
       const control = label.querySelector("input, select, textarea");

@@ -144,7 +144,10 @@ def visit_text(self, node):
     unwrap_first_paragraph(node)
     choice = node.parent
     name = html.escape(choice["name"])
-    self.body.append(f'<label><input type="radio" name="{name}" value="{choice["value"]}"> <span>')
+    plain = [text for text in node.findall(nodes.Text) if not isinstance(text.parent, nodes.math)]
+    # not every reader of pages takes an equation for a name
+    said = "" if "".join(plain).strip() else f' aria-label="{html.escape(node.astext())}"'
+    self.body.append(f'<label><input type="radio" name="{name}" value="{choice["value"]}"{said}> <span>')
 
 
 def depart_text(self, node):

@@ -47,6 +47,8 @@ MENDED = [
     ),
     # all content belongs to a landmark
     (re.compile(r'(<div id="pst-primary-sidebar")(?! role)'), r'\1 role="navigation" aria-label="Book"'),
+    # the corner of a table is no header
+    (re.compile(r'<th class="head">(?:<p></p>)?</th>'), "<td></td>"),
     # deprecated roles
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
