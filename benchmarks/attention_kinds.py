@@ -1,6 +1,6 @@
 """Trains decoders of equal size that differ in their attention alone, several seeds each, and writes what they reach.
 
-    python benchmarks/attention_kinds.py [--seeds 3] [--tokens 400000]
+    python benchmarks/attention_kinds.py [--seeds 5] [--tokens 400000]
 
 The results lie beside this file in `attention_kinds.json`, one entry per run; runs that are there already are not
 repeated. The chapter on latent attention draws them.
@@ -80,7 +80,7 @@ def train(kind: str, seed: int, tokens: int) -> dict:
 def main() -> None:
     """Runs what is missing, one seed of every kind at a time."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=400_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
