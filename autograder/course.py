@@ -160,16 +160,17 @@ class Course:
             self.release(stem)
         folder = self.api().coursedir
         with Gradebook(folder.db_url, folder.course_id) as gradebook:
-            yield GradeWriter(self, catalog.chapter(stem), gradebook)
+            yield GradeWriter(self, catalog.chapter(stem), gradebook, folder.ignore)
 
 
 class GradeWriter:
     """Writes reports into the gradebook and the autograded notebooks, one submission at a time, all or nothing."""
 
-    def __init__(self, course: Course, chapter: Chapter, gradebook: Any):
+    def __init__(self, course: Course, chapter: Chapter, gradebook: Any, ignored: list[str]):
         self.course = course
         self.chapter = chapter
         self.gradebook = gradebook
+        self.ignored = ignored
 
     def write(self, report: SubmissionReport, path: Path, fingerprint: str) -> None:
         """Saves one submission's grades; the notebook comes last, so that a killed run grades it again."""
@@ -188,12 +189,21 @@ class GradeWriter:
         self._save_grades(report, reports, path, notebook)
         target = self.course.root / "autograded" / report.submission / self.chapter.stem
         target.mkdir(parents=True, exist_ok=True)
-        timestamp = path.parent / "timestamp.txt"
-        if timestamp.is_file() and not timestamp.is_symlink():
-            replace_file(timestamp, target / "timestamp.txt")
+        for folder in (path.parent, self.course.root / "source" / self.chapter.stem):
+            self._copy_further_files(folder, target)
         write_atomically(
             target / f"{self.chapter.stem}.ipynb", json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         )
+
+    def _copy_further_files(self, folder: Path, target: Path) -> None:
+        """Copies what nbgrader copies beside the notebook: the time, the exchange's secret, the instructor's own files."""
+        from nbgrader.converters import base
+
+        # gives no links: see nbgrader_plugin.copy_no_links
+        for file in base.find_all_files(str(folder), [*self.ignored, "*.ipynb"]):
+            place = target / Path(file).relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(Path(file), place)
 
     def _save_grades(self, report: SubmissionReport, reports: dict, path: Path, notebook: Any) -> None:
         from nbgrader.utils import compute_checksum, determine_grade

@@ -35,21 +35,21 @@ class SubmissionExporter(NotebookExporter):
         chapter = chapter_of(path.stem)
         try:
             data = parse_notebook(read_text(path), path.name)
-            ours = (
-                (data.get("metadata") or {}).get(notebooks.OURS)
-                if isinstance(data.get("metadata"), dict)
-                else None
-            )
             notebook, _ = notebooks.rebuilt(data, chapter)
-            first_pass = (resources or {}).get("nbgrader", {}).get(
-                "second_pass"
-            ) is None and "submitted" in path.parts
-            if ours and not first_pass:
-                notebook.metadata[notebooks.OURS] = ours
+            if not getattr(self.parent, "_sanitizing", True):  # what the first pass has written is ours
+                notebook = self.second_pass(data, notebook, chapter)
         except SubmissionError as error:
             self.log.error("%s: %s", filename, error)
             notebook = notebooks.unreadable(str(error), chapter)
         return self.from_notebook_node(nbformat.from_dict(notebook), resources, **kwargs)
+
+    def second_pass(self, data: dict, notebook: nbformat.NotebookNode, chapter: catalog.Chapter) -> Any:
+        """Keeps what the first pass said of the submission."""
+        said = data["metadata"].get(notebooks.OURS, {})
+        if said.get("error"):
+            return notebooks.unreadable(said["error"], chapter)
+        notebook.metadata[notebooks.OURS] = said
+        return notebook
 
 
 class GradeInSandbox(NbGraderPreprocessor):
@@ -68,7 +68,7 @@ class GradeInSandbox(NbGraderPreprocessor):
         report = grader.grade(submission, student)
         if ours.get("error"):
             for exercise in report.exercises:
-                exercise.message = ours["error"]
+                exercise.message = "Not graded."  # the error stands above the first cell
         for remark in ours.get("remarks", ()):
             self.log.warning("%s: %s", student, remark)
         notebooks.fill_outputs(nb, {e.name: e for e in report.exercises})
