@@ -160,6 +160,7 @@ class Course:
             self.release(stem)
         folder = self.api().coursedir
         with Gradebook(folder.db_url, folder.course_id) as gradebook:
+            gradebook.db().expire_on_commit = False  # nobody else writes meanwhile: nothing need be read again
             yield GradeWriter(self, catalog.chapter(stem), gradebook, folder.ignore)
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import nbformat
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from autograder.catalog import Chapter
 from autograder.grading import ExerciseReport, SubmissionReport
@@ -105,15 +105,20 @@ def fill_outputs(notebook: nbformat.NotebookNode, reports: dict[str, ExerciseRep
 
 def outputs(report: ExerciseReport, max_points: float) -> list:
     """A table of groups, and then the points (nbgrader takes an error for none, a number for some)."""
-    shown = new_output("display_data", data={"text/html": _html(report), "text/plain": _text(report)})
+    shown = _output("display_data", metadata={}, data={"text/html": _html(report), "text/plain": _text(report)})
     points = max_points if report.passed else min(report.points * max_points / report.max_points, max_points)
     if points <= 0:
         return [shown, _error(report.message or "No points.")] if report.groups else [_error(report.message)]
-    return [shown, new_output("execute_result", data={"text/plain": f"{points:g}"}, execution_count=None)]
+    return [shown, _output("execute_result", metadata={}, data={"text/plain": f"{points:g}"}, execution_count=None)]
+
+
+def _output(kind: str, **fields: Any) -> nbformat.NotebookNode:
+    """An output as nbformat makes it, without validating each one (a test validates them all)."""
+    return nbformat.from_dict({"output_type": kind, **fields})
 
 
 def _error(message: str) -> Any:
-    return new_output("error", ename="CheckFailed", evalue=message, traceback=[f"CheckFailed: {message}"])
+    return _output("error", ename="CheckFailed", evalue=message, traceback=[f"CheckFailed: {message}"])
 
 
 def _html(report: ExerciseReport) -> str:
