@@ -1,6 +1,7 @@
 """Hostile and cheating submissions earn what they honestly earned, harm nobody, and are told what happened."""
 
 import copy
+import csv
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder import catalog, judge, sandbox
+from autograder import catalog, cli, judge, sandbox
 from autograder.grading import Grader, Options, SubmissionReport
 from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
@@ -182,3 +183,101 @@ def test_a_page_of_an_attack_runs_no_script(folder):
 
 def test_the_verdicts_are_data():
     assert all(dataclasses.is_dataclass(a) and a.words and (a.cells or a.damage) for a in ATTACKS)
+
+
+# the same through nbgrader's own command, with what only a folder can do
+
+
+def command(*words: object) -> None:
+    """Runs `course-llm` in this process, which has torch already."""
+    assert cli.main([str(word) for word in words]) == 0
+
+
+def in_class(course: Path, student: str, data: dict | bytes | str) -> Path:
+    """Hands a notebook in, in nbgrader's layout."""
+    path = course / "submitted" / student / STEM / f"{STEM}.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
+        data if isinstance(data, bytes) else (data if isinstance(data, str) else json.dumps(data)).encode()
+    )
+    return path
+
+
+def test_nbgrader_autograde_is_not_led_astray(tmp_path, run, capsys):
+    course, secret = tmp_path / "course", tmp_path / "secret.txt"
+    secret.write_text(SECRET)
+    command("release", STEM, "--course", course)
+    right = fill(STEM, {name: RIGHT[name] for name in (ATTACKED, *BESIDE)})
+    full = sum(catalog.chapter(STEM).entry(name).points for name in (ATTACKED, *BESIDE))
+    expected = {}
+    tricks = ("scripts in the text", "scripts in outputs", "half a character", "nbformat 3", "UTF-16", "test cell replaced",
+              "points in the metadata", "test cells copied", "schema from the future", "a report of its own", "not an object", "ids of every type")  # fmt: skip
+    for number, attack in enumerate(a for a in ATTACKS if a.name in tricks):
+        made = attack.damage(copy.deepcopy(right))
+        in_class(course, f"trick{number:02}", made)
+        expected[f"trick{number:02}"] = 0.0 if attack.error else full - 4 + attack.points
+    # a time that is none, links to others' files, a pipe, and a further file of a terabyte
+    odd = in_class(course, "odd", right).parent
+    expected["odd"] = full
+    (odd / "timestamp.txt").write_bytes(b"yesterday \xff")
+    (odd / "passwd").symlink_to(secret)
+    (odd / "folder").symlink_to(tmp_path)
+    os.mkfifo(odd / "pipe")
+    with open(odd / "large.bin", "wb") as file:
+        file.truncate(1 << 40)
+    blank = fill(STEM, {})
+    thief = in_class(course, "thief", blank)
+    thief.unlink()
+    thief.symlink_to(odd / f"{STEM}.ipynb")
+    (course / "submitted" / "copycat").symlink_to(course / "submitted" / "odd")
+    (course / "submitted" / "twin").mkdir()
+    (course / "submitted" / "twin" / STEM).symlink_to(course / "submitted" / "odd" / STEM)
+    expected |= {"thief": 0.0, "copycat": 0.0, "twin": 0.0, "zoe": full}
+    in_class(course, "zoe", right)
+
+    done = run("nbgrader", "autograde", STEM, cwd=course)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    command("export", STEM, "--course", course, "--to", course / "grades.csv")
+    rows = list(csv.DictReader((course / "grades.csv").read_text().splitlines()))
+    assert {r["student_id"]: float(r["score"]) for r in rows} == expected
+    kept = [p for p in (course / "autograded").rglob("*") if p.is_file()]
+    assert {p.name for p in kept} <= {f"{STEM}.ipynb", "timestamp.txt"}
+    assert not any(p.is_symlink() or SECRET.encode() in p.read_bytes() for p in kept)
+    assert secret.read_text() == SECRET
+
+    command("feedback", STEM, "--course", course)
+    pages = list((course / "feedback").rglob("*.html"))
+    assert len(pages) == len(expected)
+    for page in pages:
+        text = page.read_text()
+        for evil in ("<script>alert", "<img src=x", "<svg onload", 'href="javascript'):
+            assert evil not in text, (page, evil)
+
+    # the grader's own command gives the same grades, and reads the same links as little
+    capsys.readouterr()
+    command("grade", STEM, course / "submitted", "--json", "--workers", 1)
+    assert {r["submission"]: r["points"] for r in json.loads(capsys.readouterr().out)} == expected
+
+
+def test_collecting_follows_no_links(tmp_path, run):
+    course, exchange, secret = tmp_path / "course", tmp_path / "exchange", tmp_path / "secret.txt"
+    secret.write_text(SECRET)
+    command("release", STEM, "--course", course)
+    config = course / "nbgrader_config.py"
+    config.write_text(
+        config.read_text() + f'c.Exchange.root = "{exchange}"\nc.Exchange.path_includes_course = False\n'
+    )
+    inbound = exchange / "course_llm" / "inbound"
+    mine = inbound / f"eve+{STEM}+2024-02-03 04:05:06 UTC+x"
+    mine.mkdir(parents=True)
+    (mine / f"{STEM}.ipynb").write_text(json.dumps(fill(STEM, {})))
+    (mine / "notes.txt").write_text("mine")
+    (mine / "stolen.txt").symlink_to(secret)
+    (mine / "folder").symlink_to(tmp_path)
+    (inbound / f"mallory+{STEM}+2024-02-03 04:05:06 UTC+x").symlink_to(mine)
+    done = run("nbgrader", "collect", STEM, cwd=course)
+    found = sorted(
+        str(p.relative_to(course / "submitted")) for p in (course / "submitted").rglob("*") if p.is_file()
+    )
+    assert found == [f"eve/{STEM}/{STEM}.ipynb", f"eve/{STEM}/notes.txt"], done.stderr[-2000:]

@@ -203,6 +203,8 @@ class Unpacker:
             return float.fromhex(value)
         if tag == "tensor":
             return self._unpack_tensor(value, node)
+        if tag in ("tuple", "list", "dict") and not isinstance(value, list):
+            raise ProtocolError("the answer has a malformed part")
         if tag in ("tuple", "list"):
             items = [self.unpack(item, depth + 1) for item in value]
             return tuple(items) if tag == "tuple" else items
