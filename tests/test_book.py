@@ -309,6 +309,15 @@ def test_links_to_services_follow_the_repository_setting():
     }
 
 
+def test_icons_are_found_by_their_names_and_old_names():
+    import site_files
+
+    icons = site_files.Icons(site_files.ICON_SCRIPT_FILE.read_text(encoding="utf-8"))
+    for name in ("fa-solid fa-magnifying-glass", "fas fa-pencil-alt", "fab fa-github", "fas fa-lightbulb"):
+        page = site_files.ICON.sub(icons.svg, f'<i class="{name}"></i>')
+        assert page.startswith("<svg ") and name in page and 'viewBox="0 0 ' in page, name
+
+
 def test_dead_links_are_found(tmp_path, caplog):
     import site_files
 

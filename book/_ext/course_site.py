@@ -118,11 +118,28 @@ def run_links(config, path):
     ]
 
 
-def show_repository_buttons(app, config):
+# The theme's options beside those that Jupyter Book sets from _config.yml; written there they would replace them all.
+THEME_OPTIONS = {
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
+    "search_bar_text": "Search the book",
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_navbar_depth": 1,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+
+
+def set_theme_options(app, config):
     """The theme's edit, report and repository links appear as soon as the repository has an address."""
     options = config.html_theme_options
+    options.update(THEME_OPTIONS)
     for button in ("use_repository_button", "use_edit_page_button", "use_issues_button"):
-        options[button] = bool(repository(config)[0]) and app.tags.has("html")
+        options[button] = bool(repository(config)[0])
 
 
 # ---- directives ----
@@ -310,7 +327,7 @@ def setup(app):
     app.add_node(toctree_cards)
     app.add_directive("api", Api)
     app.add_directive("chapter-cards", ChapterCards)
-    app.connect("config-inited", show_repository_buttons, priority=900)
+    app.connect("config-inited", set_theme_options, priority=900)
     app.connect("env-get-outdated", outdated_pages)
     app.connect("source-read", write_exercise_sheet)
     app.connect("doctree-read", keep_opening)

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 ICON = re.compile(r'<i class="((?:fa-\w+|fa[srb]?) (?:fa-[a-z0-9-]+)(?: [\w -]*)?)"[^>]*></i>')
 ICON_DATA = r'[,{{"]{name}"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"'
+ICON_ALIAS = r'\[(\d+),(\d+),\[[^\]]*"{name}"[^\]]*\],"[0-9a-f]+","([^"]+)"'
 ICON_SCRIPT_FILE = (
     Path(pydata_sphinx_theme.__file__).parent
     / "theme"
@@ -94,7 +95,9 @@ class Icons:
         names = match.group(1).split()
         name = next(n.removeprefix("fa-") for n in names[1:] if n.startswith("fa-"))
         if name not in self.known:
-            self.known[name] = re.search(ICON_DATA.format(name=re.escape(name)), self.script)
+            own = ICON_DATA.format(name=re.escape(name))
+            alias = ICON_ALIAS.format(name=re.escape(name))
+            self.known[name] = re.search(own, self.script) or re.search(alias, self.script)
         found = self.known[name]
         if found is None:
             logger.warning("the theme has no icon %s", name)
