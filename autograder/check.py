@@ -14,7 +14,7 @@ from rich.table import Table
 from autograder import catalog, judge
 from autograder.catalog import Chapter
 from autograder.inside.engine import describe_error
-from autograder.inside.worker import run_statements
+from autograder.inside.worker import Cells
 from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
 from autograder.spec import Exercise, Local
 from autograder.submission import Submission
@@ -100,9 +100,10 @@ def check_names(chapter: Chapter, name: str, namespace: dict[str, Any]) -> Repor
 def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, Any]]:
     """Runs a submission's cells in this process and checks every exercise that they define, for `course-llm check`."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    cells = Cells(namespace)
     errors: dict[str, str] = {}
     for name, source in {"setup": chapter.setup, "given": chapter.given, **submission.sources}.items():
-        error = run_statements(source, f"<answer {name}>", namespace)
+        error = cells.run(name, source)
         if isinstance(error, KeyboardInterrupt):
             raise error
         if error is not None:
@@ -119,6 +120,7 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
                 told = errors.get(entry.name) or errors.get("file") or f"{missing} is not defined"
                 results.append({"name": entry.name, "passed": False, "near_miss": None, "message": told})
             continue
+        cells.turn(entry.name)
         result = check_names(chapter, entry.name, namespace).result
         results.append({
             "name": entry.name,

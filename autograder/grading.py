@@ -155,8 +155,8 @@ class _Run:
     def end(self, worker: Worker) -> None:
         self.spent_s += worker.close().get("cpu_s", 0.0)
 
-    def ready_worker(self) -> Worker:
-        """A live worker in which the cells have run; a cell that takes the worker with it is left out from then on."""
+    def ready_worker(self, exercise: str) -> Worker:
+        """A live worker in which the cells have run and it is the exercise's turn; a cell that takes it along is left out from then on."""
         while self.worker is None:
             # every restart runs all cells again, so what one worker may use is not yet a bound for the submission
             limit = self.grader.options.limits.cpu_s
@@ -175,6 +175,7 @@ class _Run:
                 self.overruns += 1
                 self.errors[name] = f"The cell could not be run. {lost}"
                 del self.sources[name]
+        self.worker.turn(exercise)
         return self.worker
 
     def _patience(self, seconds: float) -> float:
@@ -224,7 +225,7 @@ class _Run:
             told = self.errors.get(entry.name) or self.errors.get("file")
             return grader._nothing(entry, told or "Not attempted.", attempted=told is not None)
         try:
-            worker = self.ready_worker()
+            worker = self.ready_worker(entry.name)
             worker.allow(self._patience(grader.options.limits.cell_s))
             missing = [name for name in entry.functions if name not in worker.defined(entry.functions)]
             if lent and not missing:
@@ -244,7 +245,7 @@ class _Run:
         try:
             result = self._judged(exercise, worker, ahead=not lent)
             if result.lost and not lent:  # once more, case by case: what stands before the fatal case counts
-                result = self._judged(exercise, self.ready_worker())
+                result = self._judged(exercise, self.ready_worker(entry.name))
         except BackendLost as lost:
             self.close()
             return grader._nothing(entry, str(lost), attempted=True)

@@ -402,6 +402,11 @@ class Worker:
         answer, _ = self._receive()
         return self._error(answer.get("error"))
 
+    def turn(self, name: str) -> None:
+        """Binds again what an exercise's cell has bound, should a later cell have taken a name away."""
+        self._send(Packer(), {"op": "turn", "name": name})
+        self._receive()
+
     def defined(self, names: tuple[str, ...]) -> set[str]:
         """Which of the names the cells have defined."""
         self._send(Packer(), {"op": "names", "names": list(names)})

@@ -122,12 +122,41 @@ def run_statements(source: str, name: str, namespace: dict[str, Any]) -> BaseExc
     return first_error
 
 
+class Cells:
+    """The cells of one submission in one namespace, in which each exercise can be given its turn.
+
+    An answer often brings helpers, a short version of an earlier exercise among them. In the notebook every `check` runs
+    before a later cell can take a name away; `turn` restores that.
+    """
+
+    def __init__(self, namespace: dict[str, Any]):
+        self.namespace = namespace
+        self.own: dict[str, dict[str, Any]] = {}
+
+    def run(self, name: str, source: str) -> BaseException | None:
+        """Runs a cell and notes what it binds; returns the first error."""
+        before = dict(self.namespace)
+        error = run_statements(source, f"<answer {name}>", self.namespace)
+        self.own[name] = {k: v for k, v in self.namespace.items() if k not in before or before[k] is not v}
+        return error
+
+    def turn(self, name: str) -> None:
+        """Binds again what the cells have bound, in their order, up to and with this one."""
+        if name not in self.own:
+            return
+        for cell, bound in self.own.items():
+            self.namespace.update(bound)
+            if cell == name:
+                return
+
+
 class Service:
     """Serves one submission over one channel."""
 
     def __init__(self, channel: Channel):
         self.channel = channel
         self.namespace = dict(_template)
+        self.cells = Cells(self.namespace)
         self.engine = Engine(self.namespace)
 
     def serve(self) -> None:
@@ -140,6 +169,9 @@ class Service:
             request = unpacker.parse(text)
             if request["op"] == "cell":
                 self._answer(self._run_cell(request["name"], request["source"]))
+            elif request["op"] == "turn":
+                self.cells.turn(request["name"])
+                self._answer({})
             elif request["op"] == "lend":
                 for name in request["names"]:
                     self.namespace[name] = Borrowed(self, name)
@@ -161,7 +193,7 @@ class Service:
         return unpacker.unpack(reply["value"])
 
     def _run_cell(self, name: str, source: str) -> dict:
-        error = run_statements(source, f"<answer {name}>", self.namespace)
+        error = self.cells.run(name, source)
         if error is None:
             return {"error": None}
         if isinstance(error, SyntaxError):
