@@ -25,10 +25,14 @@ def graders():
         grader.sandbox.close()
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: f"{a.exercise}: {'right' if a.right else 'wrong'}, {a.words}")
+@pytest.mark.parametrize(
+    "answer", ANSWERS, ids=lambda a: f"{a.exercise}: {'right' if a.right else 'wrong'}, {a.words}"
+)
 def test_answer_is_graded_as_it_deserves(answer: Answer, graders):
     chapter, entry = catalog.entry(answer.exercise)
-    report = graders(chapter.stem).grade(Submission({answer.exercise: answer.source}), "answer", only=(entry.name,))
+    report = graders(chapter.stem).grade(
+        Submission({answer.exercise: answer.source}), "answer", only=(entry.name,)
+    )
     graded = report.exercises[0]
     complaints = [g["complaint"] for g in graded.groups if g["complaint"]]
     if answer.right:
