@@ -56,3 +56,46 @@ class DecoderWeights:
     ln_scale: Tensor  # (d_hidden,), the final norm
     ln_bias: Tensor  # (d_hidden,)
     w_vocab: Tensor  # (d_hidden, vocab)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Holds the weights of one layer of the bundled model (`course_llm.capstone`); nothing has a bias."""
+
+    norm1: Tensor  # (d_hidden,), scale of the RMSNorm before the attention
+    w_q: Tensor  # (d_hidden, heads * head_dim)
+    w_k: Tensor  # (d_hidden, heads * head_dim)
+    w_v: Tensor  # (d_hidden, heads * head_dim)
+    q_norm: Tensor  # (head_dim,), scale of the RMSNorm of each head's queries
+    k_norm: Tensor  # (head_dim,)
+    w_o: Tensor  # (heads * head_dim, d_hidden)
+    norm2: Tensor  # (d_hidden,), scale of the RMSNorm before the feed-forward network
+    w_up: Tensor  # (d_hidden, d_ff)
+    w_down: Tensor  # (d_ff, d_hidden)
+
+
+@dataclass(frozen=True)
+class LatentLayerWeights:
+    """Holds a layer whose keys and values come from a latent: `w_k` is `w_dkv @ w_uk`, `w_v` is `w_dkv @ w_uv`."""
+
+    norm1: Tensor  # (d_hidden,)
+    w_q: Tensor  # (d_hidden, heads * head_dim)
+    w_dkv: Tensor  # (d_hidden, d_c), down to the latent
+    w_uk: Tensor  # (d_c, heads * head_dim), latent up to keys
+    w_uv: Tensor  # (d_c, heads * head_dim), latent up to values
+    q_norm: Tensor  # (head_dim,)
+    k_norm: Tensor  # (head_dim,)
+    w_o: Tensor  # (heads * head_dim, d_hidden)
+    norm2: Tensor  # (d_hidden,)
+    w_up: Tensor  # (d_hidden, d_ff)
+    w_down: Tensor  # (d_ff, d_hidden)
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Holds the bundled model whole; its output matrix is the embedding, transposed."""
+
+    embedding: Tensor  # (vocab, d_hidden)
+    layers: tuple[LayerWeights | LatentLayerWeights, ...]
+    norm: Tensor  # (d_hidden,), scale of the last RMSNorm
+    heads: int

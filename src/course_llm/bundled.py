@@ -1,0 +1,42 @@
+"""The bundled model as plain tensors, for functions that are a decoder themselves (`course_llm.capstone`)."""
+
+from typing import Any
+
+from course_llm.model import load_bundled
+from course_llm.tokenizer import CourseTokenizer
+from course_llm.weights import LayerWeights, ModelWeights
+
+
+def bundled_weights(device: Any = None) -> tuple[ModelWeights, CourseTokenizer]:
+    """Returns the weights of the bundled model, float32, and its tokenizer: `data/MODEL_CARD.md`.
+
+    Matrices act on row vectors (`x @ w`), heads are consecutive column blocks. What the model writes sounds
+    like a medical dictionary and is made up: it is not medical information.
+
+    Args:
+        device: where the tensors lie.
+    """
+    model, tokenizer = load_bundled(device)
+    layers = []
+    for block in model.blocks:
+        attention, network = block.attention, block.feed_forward
+        # torch's linear layers hold a matrix transposed; one holds queries, keys and values side by side
+        w_q, w_k, w_v = (w.T.contiguous() for w in attention.qkv.weight.detach().chunk(3))
+        layers.append(
+            LayerWeights(
+                norm1=block.norm1.weight.detach(),
+                w_q=w_q,
+                w_k=w_k,
+                w_v=w_v,
+                q_norm=attention.q_norm.weight.detach(),
+                k_norm=attention.k_norm.weight.detach(),
+                w_o=attention.out.weight.detach().T.contiguous(),
+                norm2=block.norm2.weight.detach(),
+                w_up=network.up.weight.detach().T.contiguous(),
+                w_down=network.down.weight.detach().T.contiguous(),
+            )
+        )
+    weights = ModelWeights(
+        model.embedding.weight.detach(), tuple(layers), model.norm.weight.detach(), model.config.heads
+    )
+    return weights, tokenizer
