@@ -3,6 +3,7 @@
 import ast
 import concurrent.futures
 import dataclasses
+import functools
 import inspect
 import math
 import os
@@ -17,6 +18,7 @@ from autograder.guard import bounded
 from autograder.inside.engine import Raised
 from autograder.judge import GRADING_SEED, Result, run_exercise
 from autograder.sandbox import Limits, Sandbox, SandboxError, Worker
+from autograder.screen import not_countable
 from autograder.spec import BackendLost, Exercise
 from autograder.submission import Submission, SubmissionError, read_submission
 
@@ -253,6 +255,7 @@ class _Run:
 
     def _judged(self, exercise: Exercise, worker: Worker, ahead: bool = False) -> Result:
         worker.allow(self._patience(exercise.seconds))
+        worker.not_countable = functools.partial(not_countable, self.sources, exercise.functions)
         try:
             with bounded():
                 result = run_exercise(exercise, worker, self.grader.options.seed, public=False, ahead=ahead)

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from autograder.catalog import Chapter
 from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpacker, frame_lengths
 from autograder.inside.engine import Outcome, Raised, clone_tree, tensors_in
 from autograder.inside.meter import Meter
-from autograder.spec import BackendLost, Served
+from autograder.spec import BackendLost, Mismatch, Served
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -366,6 +367,7 @@ class Worker:
         self._opaque: list[Any] = []
         self._unread = bytearray()
         self._cost: Cost | None = None
+        self.not_countable: Callable[[], str | None] = lambda: None
         self._alive = True
         self.report: dict = {}
         self._start_accounts()
@@ -418,6 +420,8 @@ class Worker:
         self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
     ) -> Outcome:
         """Performs a step in the worker."""
+        if kind in ("measure", "held") and (why := self.not_countable()):
+            raise Mismatch(why)
         self._served.clear()
         self._cost = Cost() if kind == "measure" else None
         self._send(*self._request(kind, target, args, kwargs or {}, options))

@@ -16,9 +16,9 @@ from autograder import catalog, cli, judge, sandbox
 from autograder.grading import Grader, Options, SubmissionReport
 from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
-from autograder.submission import SubmissionError, parse_notebook, read_text
-from samples.build import fill
-from tests.attacks import ATTACKED, BESIDE, RIGHT, STEM, Attack, load
+from autograder.submission import Submission, SubmissionError, parse_notebook, read_text
+from samples.build import answers, fill
+from tests.attacks import ATTACKED, BESIDE, RIGHT, STEM, Attack, costs, load
 
 ATTACKS = load()
 SECRET = "canary-7f3a9c"
@@ -281,3 +281,33 @@ def test_collecting_follows_no_links(tmp_path, run):
         str(p.relative_to(course / "submitted")) for p in (course / "submitted").rglob("*") if p.is_file()
     )
     assert found == [f"eve/{STEM}/{STEM}.ipynb", f"eve/{STEM}/notes.txt"], done.stderr[-2000:]
+
+
+# counts are taken in the worker, where the answer runs, too
+
+
+@pytest.fixture(scope="module")
+def costs_grader():
+    with Grader(catalog.chapter("loss")) as grader:
+        yield grader
+
+
+def graded_cost(grader: Grader, source: str, **more: str):
+    report = grader.grade(Submission({costs.EXERCISE: source, **more}), "someone", only=(costs.EXERCISE,))
+    return report.exercises[0]
+
+
+@pytest.mark.parametrize("name", costs.submissions())
+def test_a_hidden_cost_is_not_believed(costs_grader, name):
+    honest = graded_cost(costs_grader, costs.WASTEFUL)
+    found = graded_cost(costs_grader, costs.submissions()[name])
+    assert 0 < honest.points < honest.max_points
+    assert found.points <= honest.points
+    assert not next(g for g in found.groups if g["name"] == "memory")["passed"]
+    assert found.message
+
+
+def test_an_honest_cost_is_believed(costs_grader):
+    right = answers("loss")
+    found = graded_cost(costs_grader, right[costs.EXERCISE], perplexity="%timeit 1\nimport sys\nimport numpy as np\ndef (", **{"log_softmax": right["log_softmax"]})  # fmt: skip
+    assert found.passed, found
