@@ -5,7 +5,9 @@ Runs in the student's own kernel, on the public cases. Nothing here gives points
 
 import contextlib
 import html
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -63,25 +65,39 @@ class Report:
 
     def _repr_html_(self) -> str:
         mark = {True: "✓ passed", False: "✗ failed"}
-        body = "".join(
-            f"<tr><td>{mark[ok]}</td><td style='text-align:left'>{html.escape(says)}</td>"
-            f"<td style='text-align:left'>{html.escape(complaint)}</td></tr>"
-            for ok, says, complaint in self.rows()
-        )
-        advice = "".join(f"<p>{html.escape(line)}</p>" for line in self.advice())
-        head = "<tr><th>result</th><th style='text-align:left'>what</th><th style='text-align:left'>what is wrong</th></tr>"
-        return f"<table>{head}{body}</table>{advice}"
+        rows = [(mark[ok], says, complaint) for ok, says, complaint in self.rows()]
+        table = html_table(("result", "what", "what is wrong"), rows)
+        return table + "".join(f"<p>{marked_up(line)}</p>" for line in self.advice())
 
     def __repr__(self) -> str:
         table = Table("", "what", "what is wrong", title=self.result.exercise.name, title_justify="left")
         for ok, says, complaint in self.rows():
             table.add_row("✓" if ok else "✗", says, complaint)
-        console = Console(width=110, file=None, color_system=None)
+        console = Console(width=110, color_system=None, markup=False, emoji=False, force_jupyter=False)
         with console.capture() as captured:
-            console.print(table, markup=False)
+            console.print(table)
             for line in self.advice():
-                console.print(line, markup=False)
+                console.print(line)
         return captured.get().rstrip()
+
+
+def html_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of texts that leaves colours to the page it stands on; short cells do not wrap."""
+    style = "text-align:left;vertical-align:top;padding:3px 12px 3px 6px"
+
+    def cell(tag: str, text: str) -> str:
+        wrap = ";white-space:nowrap" if len(text) < 16 else ""
+        return f"<{tag} style='{style}{wrap}'>{marked_up(text)}</{tag}>"
+
+    lines = ["".join(cell("th", text) for text in head)]
+    lines += ["".join(cell("td", text) for text in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def marked_up(text: str) -> str:
+    """Text with `code` and *emphasis* as HTML."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"(?<![\w*])\*(\w[^*<]*)\*(?![\w*])", r"<em>\1</em>", text)
 
 
 def book_address(exercise: Exercise, label: str) -> str:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -154,12 +155,13 @@ def run_check(arguments: argparse.Namespace) -> int:
 def print_check_table(results: list[dict]) -> None:
     """One row per exercise, and what is wrong with it."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("exercise", "result", "what is wrong")
     for row in results:
-        table.add_row(row["name"], "passed" if row["passed"] else "failed", row["message"])
-    Console().print(table, markup=False)
+        table.add_row(row["name"], "passed" if row["passed"] else "failed", escape(row["message"]))
+    Console().print(table)
 
 
 def default_notebook(stem: str) -> Path:
@@ -347,6 +349,7 @@ class progress:
 def print_class_table(stem: str, reports: list) -> None:
     """The class as a table: points, and the first thing that is wrong."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
@@ -362,14 +365,15 @@ def print_class_table(stem: str, reports: list) -> None:
             ),
             "",
         )
-        remark = report.error or wrong or "; ".join(report.remarks)
+        nothing = "" if any(e.attempted for e in report.exercises) else "nothing attempted"
+        remark = report.error or wrong or "; ".join(report.remarks) or nothing
         points = f"{report.points:g} / {report.max_points:g}"
         table.add_row(
-            report.submission,
+            escape(report.submission),
             points,
             f"{passed} / {len(report.exercises)}",
             f"{report.elapsed_s:.2f}",
-            remark[:160],
+            escape(textwrap.shorten(remark, 160, placeholder=" …")),
         )
     if not all(r.isolated for r in reports):
         table.caption = "graded WITHOUT a sandbox: the answers ran with the grader's rights"

@@ -108,8 +108,10 @@ class Result:
 
 
 def sentence(text: str) -> str:
-    """The text as a sentence: capital first, full stop last."""
-    text = text[:1].upper() + text[1:]
+    """The text as a sentence: capital first unless it opens with code or a symbol, and full stop last."""
+    first = text.split(" ", 1)[0].rstrip(":;,.!?")
+    if first == "a" or (first.isalpha() and len(first) > 1):
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
@@ -160,11 +162,15 @@ class Replay:
     def __init__(self, outcome: Outcome):
         self.outcome = outcome
 
-    def perform(self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options) -> Outcome:
+    def perform(
+        self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
+    ) -> Outcome:
         return self.outcome
 
 
-def ask_ahead(exercise: Exercise, backend: Backend, plan: list[tuple[Group, list[Expected]]]) -> dict[int, Replay]:
+def ask_ahead(
+    exercise: Exercise, backend: Backend, plan: list[tuple[Group, list[Expected]]]
+) -> dict[int, Replay]:
     """Asks all single calls at once, by the identity of their case: crossing the wall costs more than the call."""
     cases = [e.case for _, expected in plan for e in expected if e.case.run is None]
     single = [c for c in cases if not any(isinstance(v, Served) for v in (*c.args, *c.kwargs.values()))]
@@ -172,7 +178,9 @@ def ask_ahead(exercise: Exercise, backend: Backend, plan: list[tuple[Group, list
     return {id(c): Replay(outcome) for c, outcome in zip(single, backend.perform_many(steps), strict=True)}
 
 
-def run_exercise(exercise: Exercise, backend: Backend, seed: int, public: bool, ahead: bool = False) -> Result:
+def run_exercise(
+    exercise: Exercise, backend: Backend, seed: int, public: bool, ahead: bool = False
+) -> Result:
     """Runs all groups on an implementation and diagnoses what is wrong with it.
 
     `ahead` asks what can be asked at once; when the implementation is lost on the way, no case is answered.
@@ -219,7 +227,9 @@ def diagnose(exercise: Exercise, runs: list[CaseRun], seed: int, public: bool) -
     best: tuple[float, NearMiss] | None = None
     for miss in exercise.near_misses:
         theirs = near_miss_runs(exercise, miss, seed, public)
-        alike = [i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i], tolerances[i])]
+        alike = [
+            i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i], tolerances[i])
+        ]
         missed = [i for i, run in enumerate(theirs) if run.complaint]
         contradicted = [i for i in missed if not runs[i].complaint]
         if 2 * len(alike) < len(failing) or not alike or 3 * len(contradicted) > len(missed):

@@ -13,7 +13,9 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from autograder.catalog import Chapter
+from autograder.check import html_table, marked_up
 from autograder.grading import ExerciseReport, SubmissionReport
+from autograder.judge import sentence
 from autograder.submission import MAX_SOURCE_CHARACTERS, Submission, from_notebook, grade_id, source_of
 
 OURS = "course_llm"
@@ -105,11 +107,16 @@ def fill_outputs(notebook: nbformat.NotebookNode, reports: dict[str, ExerciseRep
 
 def outputs(report: ExerciseReport, max_points: float) -> list:
     """A table of groups, and then the points (nbgrader takes an error for none, a number for some)."""
-    shown = _output("display_data", metadata={}, data={"text/html": _html(report), "text/plain": _text(report)})
+    shown = _output(
+        "display_data", metadata={}, data={"text/html": _html(report), "text/plain": _text(report)}
+    )
     points = max_points if report.passed else min(report.points * max_points / report.max_points, max_points)
     if points <= 0:
         return [shown, _error(report.message or "No points.")] if report.groups else [_error(report.message)]
-    return [shown, _output("execute_result", metadata={}, data={"text/plain": f"{points:g}"}, execution_count=None)]
+    return [
+        shown,
+        _output("execute_result", metadata={}, data={"text/plain": f"{points:g}"}, execution_count=None),
+    ]
 
 
 def _output(kind: str, **fields: Any) -> nbformat.NotebookNode:
@@ -122,16 +129,18 @@ def _error(message: str) -> Any:
 
 
 def _html(report: ExerciseReport) -> str:
-    rows = "".join(
-        f"<tr><td>{'✓' if g['passed'] else '✗'}</td><td style='text-align:left'>{html.escape(g['says'])}</td>"
-        f"<td style='text-align:left'>{html.escape(g['complaint'])}</td>"
-        f"<td>{g['points']:g} / {g['max_points']:g}</td></tr>"
+    rows = [
+        (
+            "✓" if g["passed"] else "✗",
+            g["says"],
+            sentence(g["complaint"]) if g["complaint"] else "",
+            f"{g['points']:g} / {g['max_points']:g}",
+        )
         for g in report.groups
-    )
-    told = f"<p>{html.escape(report.message)}</p>" if report.message else ""
+    ]
+    told = f"<p>{marked_up(report.message)}</p>" if report.message else ""
     see = f"<p>In the book: {html.escape(report.see)}</p>" if report.see and not report.passed else ""
-    head = "<tr><th></th><th style='text-align:left'>what</th><th style='text-align:left'>what is wrong</th><th>points</th></tr>"
-    return f"<table>{head}{rows}</table>{told}{see}"
+    return html_table(("", "what", "what is wrong", "points"), rows) + told + see
 
 
 def _text(report: ExerciseReport) -> str:

@@ -148,6 +148,18 @@ def test_check_finds_the_chapters_notebook_itself(tmp_path, monkeypatch):
     assert [r["name"] for r in json.loads(out)] == [NAMES[0]]
 
 
+def test_check_judges_an_exercise_by_its_own_cell_whatever_a_later_cell_redefines(tmp_path):
+    helper = f"def {NAMES[0]}(logits, temperature):\n    return logits\n\n\n"
+    path = write(
+        tmp_path / "mine.ipynb", fill(STEM, {NAMES[0]: RIGHT[NAMES[0]], NAMES[-1]: helper + RIGHT[NAMES[-1]]})
+    )
+    code, out, _ = command("check", STEM, path, "--json")
+    assert {r["name"]: r["passed"] for r in json.loads(out)} == {NAMES[0]: True, NAMES[-1]: True}
+    assert code == 0
+    ((report,),) = [json.loads(command("grade", STEM, path, "--json")[1])]
+    assert report["points"] == CHAPTER.entry(NAMES[0]).points + CHAPTER.entry(NAMES[-1]).points
+
+
 # usage
 
 
