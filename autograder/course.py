@@ -115,12 +115,24 @@ class Course:
 
         if not self.released(stem):
             raise CourseError(f"{self.root} has no grades for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
-        with self.api().gradebook as gradebook:
+        with self._gradebook_errors(), self.api().gradebook as gradebook:
             plugin = CsvExportPlugin()
             plugin.to = str(target)
             plugin.assignment = [stem]
             plugin.export(gradebook)
         return target
+
+    @contextlib.contextmanager
+    def _gradebook_errors(self) -> Iterator[None]:
+        """Says in one line that the gradebook cannot be used; nothing of it is changed."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except SQLAlchemyError as error:
+            words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            cure = "wait until no other program uses it and run this again" if "locked" in words else "restore a copy of it"
+            raise CourseError(f"the gradebook of {self.root} cannot be used ({words}); {cure}") from None
 
     def _must(self, result: dict, what: str) -> None:
         if not result["success"]:
@@ -159,7 +171,7 @@ class Course:
         if not self.released(stem):
             self.release(stem)
         folder = self.api().coursedir
-        with Gradebook(folder.db_url, folder.course_id) as gradebook:
+        with self._gradebook_errors(), Gradebook(folder.db_url, folder.course_id) as gradebook:
             gradebook.db().expire_on_commit = False  # nobody else writes meanwhile: nothing need be read again
             yield GradeWriter(self, catalog.chapter(stem), gradebook, folder.ignore)
 

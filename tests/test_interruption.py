@@ -1,0 +1,99 @@
+"""Grading can be killed at any moment and run again: the gradebook equals that of an undisturbed run."""
+
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from samples.build import answers, fill
+
+STEM = "masking"
+KILLS = 8
+STUDENTS = 12
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def gradebook(course: Path) -> list[tuple]:
+    """Every student's scores, by cell."""
+    query = """
+        SELECT student.id, base_cell.name, grade.auto_score, grade.needs_manual_grade
+        FROM grade JOIN submitted_notebook ON grade.notebook_id = submitted_notebook.id
+        JOIN submitted_assignment ON submitted_notebook.assignment_id = submitted_assignment.id
+        JOIN student ON submitted_assignment.student_id = student.id
+        JOIN base_cell ON grade.cell_id = base_cell.id
+    """
+    with sqlite3.connect(course / "gradebook.db") as db:
+        return sorted(db.execute(query).fetchall())
+
+
+def notebooks(course: Path) -> dict[str, list]:
+    """The outputs of the autograded notebooks, by student."""
+    paths = sorted((course / "autograded").glob(f"*/{STEM}/{STEM}.ipynb"))
+    return {p.parts[-3]: [c.get("outputs") for c in json.loads(p.read_text())["cells"]] for p in paths}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A class that is right in every second exercise, each student in others."""
+    folder = tmp_path_factory.mktemp("class")
+    right = answers(STEM)
+    for i in range(STUDENTS):
+        some = {name: source for j, (name, source) in enumerate(right.items()) if (j + i) % 2}
+        target = folder / f"student{i:02}" / STEM
+        target.mkdir(parents=True)
+        (target / f"{STEM}.ipynb").write_text(json.dumps(fill(STEM, some)))
+    return folder
+
+
+def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, tmp_path, run):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    whole = run("course-llm", "grade", STEM, folder, "--course", undisturbed, "--workers", "1", "--json")
+    assert whole.returncode == 0, whole.stderr
+    command = ["course-llm", "grade", STEM, str(folder), "--course", str(killed), "--workers", "2", "--json"]
+    moments, done = random.Random(11), []
+    for _ in range(KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0.5, 8))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done.append(len(list((killed / "autograded").glob("*/*/*.ipynb"))))
+    assert done == sorted(done)  # what is finished stays
+    last = run(*command)
+    assert last.returncode == 0, last.stderr
+    assert gradebook(killed) == gradebook(undisturbed)
+    assert notebooks(killed) == notebooks(undisturbed)
+    first, second = (json.loads(r.stdout) for r in (whole, last))
+    assert [(r["submission"], r["points"]) for r in first] == [(r["submission"], r["points"]) for r in second]
+    assert not list(killed.rglob("*.tmp")) or gradebook(killed)
+
+
+def test_a_gradebook_that_is_locked_is_waited_for(folder, tmp_path, run):
+    course = tmp_path / "course"
+    released = run("course-llm", "release", STEM, "--course", course)
+    assert released.returncode == 0, released.stderr
+    lock = sqlite3.connect(course / "gradebook.db", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    blocked = run("course-llm", "grade", STEM, folder, "--course", course, "--workers", "1")
+    lock.execute("ROLLBACK")
+    lock.close()
+    assert blocked.returncode == 1
+    assert len(blocked.stderr.strip().splitlines()) == 1 and "gradebook" in blocked.stderr
+    after = run("course-llm", "grade", STEM, folder, "--course", course, "--workers", "1")
+    assert after.returncode == 0, after.stderr
+    assert len(gradebook(course)) == STUDENTS * len(answers(STEM))
+
+
+def test_a_gradebook_that_is_none_is_a_clear_error(folder, tmp_path, run):
+    course = tmp_path / "course"
+    run("course-llm", "release", STEM, "--course", course)
+    (course / "gradebook.db").write_bytes(b"this is not a database" * 100)
+    broken = run("course-llm", "grade", STEM, folder, "--course", course)
+    assert broken.returncode == 1
+    assert len(broken.stderr.strip().splitlines()) == 1 and "gradebook" in broken.stderr
+    assert (course / "gradebook.db").read_bytes().startswith(b"this is not")
