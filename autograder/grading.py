@@ -109,11 +109,6 @@ class Grader:
             report = self.grade(read_submission(path, self.chapter), name)
         except SubmissionError as error:
             report = ungraded(self.chapter.stem, name, str(error), self.options)
-        except SandboxError:
-            raise
-        except Exception as error:  # whatever one submission breaks, the others are graded
-            words = f"it could not be graded ({type(error).__name__} in the grader): look at it by hand"
-            report = ungraded(self.chapter.stem, name, words, self.options)
         report.elapsed_s = time.monotonic() - started
         return report
 
@@ -123,6 +118,11 @@ class Grader:
         entries = [entry for entry in self.chapter.entries if not only or entry.name in only]
         try:
             reports = run.all(entries)
+        except SandboxError:
+            raise
+        except Exception as error:  # whatever one submission breaks, the others are graded
+            words = f"it could not be graded ({type(error).__name__} in the grader): look at it by hand"
+            return ungraded(self.chapter.stem, name, words, self.options)
         finally:
             run.close()
         return SubmissionReport(name, reports, remarks=submission.remarks, isolated=self.options.isolate)

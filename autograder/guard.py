@@ -19,15 +19,25 @@ except ImportError:  # a student's Windows, where nothing is graded
 
 MEMORY_BYTES = 2 << 30
 JUDGING_S = 60.0
+_alone = threading.Lock()
 TOO_MUCH = "The answer makes far too much work for the grader."
 
 
 @contextlib.contextmanager
 def bounded_memory(extra_bytes: int = MEMORY_BYTES) -> Iterator[None]:
     """Lets this process take so much more memory and no more: allocations beyond it fail instead of ending the machine."""
-    if resource is None:
+    if resource is None or not _alone.acquire(blocking=False):  # the limit is the process's, and set already
         yield
         return
+    try:
+        with _memory_limit(extra_bytes):
+            yield
+    finally:
+        _alone.release()
+
+
+@contextlib.contextmanager
+def _memory_limit(extra_bytes: int) -> Iterator[None]:
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         with open("/proc/self/statm") as statm:

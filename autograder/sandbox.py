@@ -382,7 +382,7 @@ class Worker:
 
     def allow(self, cpu_s: float) -> None:
         """Starts the clocks for what comes next: processor time, and a wall clock for answers that sleep."""
-        self.deadline = time.monotonic() + 6 * cpu_s + WAITING_S
+        self.deadline = time.monotonic() + 6 * cpu_s + min(WAITING_S, 2 + 2 * cpu_s)
         self._start_accounts()
         with contextlib.suppress(OSError):
             self.sandbox.order({"order": "allow", "cpu_s": cpu_s})
