@@ -1,5 +1,6 @@
 """Independent facts about `course_llm.pretraining`."""
 
+import csv
 import io
 import math
 import random
@@ -12,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from course_llm import corpus, pretraining
+from autograder.checks import pretraining as checks
+from autograder.inside.modules import MODULES
+from autograder.spec import Gen
+from course_llm import corpus, live, pretraining
 from course_llm.tokenizer import load_tokenizer, train_merges, word_counts
 
 WORDS = st.dictionaries(st.text("abcä ", min_size=1, max_size=8), st.integers(1, 9), max_size=6)
@@ -432,3 +436,40 @@ def test_compute_optimal_is_the_minimum_on_the_budget():
     assert pretraining.compute_optimal(flops, 1.0, 1.0, 0.3, 0.3)[0] == pytest.approx((flops / 6) ** 0.5)
     with pytest.raises(ValueError, match="flops > 0"):
         pretraining.compute_optimal(0, **law)
+
+
+def test_the_shipped_sweep_is_what_the_live_figures_show():
+    table = list(csv.DictReader((corpus.DATA / "scaling_runs.csv").open()))
+    for row in table:
+        layers, d_hidden = int(row["layers"]), int(row["d_hidden"])
+        assert int(row["parameters"]) == pretraining.parameter_count(layers, d_hidden, 4 * d_hidden, 512)
+        flops = pretraining.training_flops(int(row["parameters"]), int(row["tokens"]))
+        assert int(row["flops"]) == flops
+    shown = live.defaults("scaling_fit")
+    columns = ("parameters", "tokens", "loss")
+    assert shown["runs"] == [[float(row[name]) for name in columns] for row in table]
+    fitted = pretraining.fit_chinchilla(*torch.tensor(shown["runs"], dtype=torch.float64).T)
+    law = live.defaults("scaling_explorer")["laws"]["sweep"]
+    for value, name in zip(fitted, ("E", "A", "B", "alpha", "beta"), strict=True):
+        assert close(law[name], value, 1e-4)
+        in_figure = shown["fit"].get(name) or 10 ** shown["fit"][f"log_{name}"]
+        assert close(in_figure, value, 1e-4)
+
+
+def test_the_loop_reaches_the_target_of_its_exercise_with_a_margin():
+    for seed in range(10):
+        g = Gen(seed)
+        tokens = checks.chain(g, 8000)
+        model = MODULES["TinyLM"](checks.CHAIN_VOCAB, checks.CHAIN_WIDTH)
+        model.load_state_dict(
+            checks.weights(g, "TinyLM", True, vocab=checks.CHAIN_VOCAB, width=checks.CHAIN_WIDTH)
+        )
+        sizes = (
+            checks.CHAIN_STEPS,
+            checks.CHAIN_BATCH,
+            checks.CHAIN_BLOCK,
+            checks.CHAIN_PEAK,
+            checks.CHAIN_WARMUP,
+        )
+        pretraining.pretrain(model, tokens[:6000], *sizes, g.torch)
+        assert checks.validation_nats(model.state_dict(), tokens[6000:]) < checks.TARGET_NATS - 0.05
