@@ -85,9 +85,21 @@ def outdated_pages(app, env, added, changed, removed):
     for page in env.found_docs:
         path = Path(env.doc2path(page))
         if path.suffix == ".md":
-            now[page] = state_of_sources(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            now[page] = state_of_sources(text) + (" ".join(api_modules(app)) if "```{api}" in text else "")
     env.course_sources = now
-    return [page for page, digest in now.items() if page in env.all_docs and known.get(page) != digest]
+    outdated = [page for page, digest in now.items() if page in env.all_docs and known.get(page) != digest]
+    for page in outdated:  # at once: a module may move from one page of the reference to another
+        app.emit("env-purge-doc", env, page)
+        env.clear_doc(page)
+    return outdated
+
+
+def api_modules(app):
+    """Public modules of the package, those of the chapters with a star."""
+    names = sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__))
+    chapters = {path.stem for path in Path(app.srcdir, "solutions").glob("*.py")}
+    return [name + "*" * (name in chapters) for name in names if not name.startswith("_")]
 
 
 # ---- links to the repository ----
@@ -190,12 +202,10 @@ class Api(MarkdownDirective):
     required_arguments = 1
 
     def run(self):
-        chapters = self.arguments[0] == "chapters"
         parts = []
-        for name in sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__)):
-            has_chapter = Path(self.env.srcdir, "solutions", f"{name}.py").exists()
-            if not name.startswith("_") and has_chapter == chapters:
-                target = f"course_llm.{name}"
+        for name in api_modules(self.env.app):
+            if name.endswith("*") == (self.arguments[0] == "chapters"):
+                target = f"course_llm.{name.rstrip('*')}"
                 parts.append(f"## `{target}`\n\n```{{eval-rst}}\n.. automodule:: {target}\n   :members:\n```")
         return self.parsed("\n\n".join(parts), "course_llm")
 

@@ -79,6 +79,7 @@ def finish(app, error):
         after = mended(lighter(before, path, icons, folder))
         if after != before:
             path.write_text(after, encoding="utf-8")
+    write_entrance(folder, app)
     if base := app.config.html_baseurl:
         write_sitemap(folder, base, pages)
     check_links(folder, pages)
@@ -143,6 +144,18 @@ def picture_file(match, path, folder):
     up = "../" * (len(path.relative_to(folder).parts) - 1)
     start = start.replace("<img ", '<img loading="lazy" ')
     return f'{start}{up}_images/{target.name}"'
+
+
+def write_entrance(folder, app):
+    """Writes the page at the root, which sends on to the first page, with what a page needs to be one."""
+    first = f"{app.config.root_doc}.html"
+    title = html.escape(app.config.html_title)
+    (folder / "index.html").write_text(
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f'<link rel="icon" href="_static/favicon.svg">\n<meta http-equiv="refresh" content="0; url={first}">\n</head>\n'
+        f'<body><p><a href="{first}">{title}</a></p></body>\n</html>\n',
+        encoding="utf-8",
+    )
 
 
 def write_sitemap(folder, base, pages):
