@@ -82,7 +82,7 @@ class Course:
 
     def collect(self, stem: str, folder: Path) -> dict[str, Path]:
         """Copies a folder of submissions, `<student>/<stem>/<stem>.ipynb`, into submitted/; links are not followed."""
-        from autograder.submission import class_folder
+        from autograder.submission import class_folder, in_linked_folder, is_plain
 
         collected = {}
         for student, path in class_folder(folder, stem).items():
@@ -90,8 +90,8 @@ class Course:
             if target.resolve() != path.parent.resolve():
                 target.mkdir(parents=True, exist_ok=True)
                 (target / "timestamp.txt").unlink(missing_ok=True)
-                for file in sorted(path.parent.iterdir()) if not path.parent.is_symlink() else ():
-                    if file.is_file() and not file.is_symlink():
+                for file in sorted(path.parent.iterdir()) if not in_linked_folder(path) else ():
+                    if is_plain(file):
                         replace_file(file, target / file.name)
             collected[student] = target / f"{stem}.ipynb"
         return collected
@@ -131,7 +131,11 @@ class Course:
             yield
         except SQLAlchemyError as error:
             words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-            cure = "wait until no other program uses it and run this again" if "locked" in words else "restore a copy of it"
+            cure = (
+                "wait until no other program uses it and run this again"
+                if "locked" in words
+                else "restore a copy of it"
+            )
             raise CourseError(f"the gradebook of {self.root} cannot be used ({words}); {cure}") from None
 
     def _must(self, result: dict, what: str) -> None:
@@ -172,7 +176,9 @@ class Course:
             self.release(stem)
         folder = self.api().coursedir
         with self._gradebook_errors(), Gradebook(folder.db_url, folder.course_id) as gradebook:
-            gradebook.db().expire_on_commit = False  # nobody else writes meanwhile: nothing need be read again
+            gradebook.db().expire_on_commit = (
+                False  # nobody else writes meanwhile: nothing need be read again
+            )
             yield GradeWriter(self, catalog.chapter(stem), gradebook, folder.ignore)
 
 

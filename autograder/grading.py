@@ -5,6 +5,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import inspect
+import logging
 import math
 import os
 import time
@@ -121,6 +122,7 @@ class Grader:
         except SandboxError:
             raise
         except Exception as error:  # whatever one submission breaks, the others are graded
+            logging.getLogger(__name__).debug("%s", name, exc_info=True)
             words = f"it could not be graded ({type(error).__name__} in the grader): look at it by hand"
             return ungraded(self.chapter.stem, name, words, self.options)
         finally:

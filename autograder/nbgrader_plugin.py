@@ -8,7 +8,6 @@ import atexit
 import functools
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from autograder import catalog, notebooks
 from autograder.catalog import UnknownChapter
 from autograder.course import timestamp_of
 from autograder.grading import GRADING_SEED, Grader, Options
-from autograder.submission import MAX_BYTES, SubmissionError, from_notebook, parse_notebook, read_text
+from autograder.submission import SubmissionError, from_notebook, is_plain, parse_notebook, read_text
 from autograder.validate import give_validate_an_exit_code
 
 
@@ -147,17 +146,6 @@ def copy_no_links() -> None:
     find_all_files.plain = True
     base.find_all_files, exchange.ignore_patterns = find_all_files, ignore_patterns
     CourseDirectory.get_existing_timestamp = lambda self, path: timestamp_of(Path(path))
-
-
-def is_plain(path: str, folders: bool = False) -> bool:
-    """Whether a path is a regular file (or a folder) itself, not a link or a device, and not of an absurd size."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return (stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES) or (
-        folders and stat.S_ISDIR(found.st_mode)
-    )
 
 
 def is_linked(folder: Path) -> bool:

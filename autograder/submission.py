@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import warnings
 from collections.abc import Container
 from pathlib import Path
@@ -75,6 +76,17 @@ def read_text(path: Path) -> str:
         raise SubmissionError(f"{path.name} is not UTF-8 text; save it again from Jupyter") from None
     except OSError as error:
         raise SubmissionError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def is_plain(path: str | Path, folders: bool = False) -> bool:
+    """Whether a path is a regular file (or a folder) itself, not a link or a device, and not of an absurd size."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return (stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES) or (
+        folders and stat.S_ISDIR(found.st_mode)
+    )
 
 
 def in_linked_folder(path: Path) -> bool:
@@ -212,11 +224,11 @@ def class_folder(path: Path, stem: str) -> dict[str, Path]:
     found = {}
     for student in sorted(os.listdir(path)):
         assignment = path / student / stem
-        if (
-            not student.startswith(".")
-            and (path / student).is_dir()
-            and (assignment.is_dir() or assignment.is_symlink())
-        ):
+        try:
+            there = (path / student).is_dir() and (assignment.is_dir() or assignment.is_symlink())
+        except OSError:  # a folder that may not be read has a row, too
+            there = True
+        if there and not student.startswith("."):
             found[printable(student, found)] = assignment / f"{stem}.ipynb"
     if not found:
         raise SubmissionError(f"{path} holds no submissions in the layout <student>/{stem}/{stem}.ipynb")
@@ -226,7 +238,7 @@ def class_folder(path: Path, stem: str) -> dict[str, Path]:
 def printable(name: str, taken: Container[str] = ()) -> str:
     """A folder's name as a student's id that can be printed and stored: what is no text in it becomes a question mark."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() and c != "\ufffd" else "?" for c in text)
     while text in taken:
         text += "~"
     return text

@@ -311,3 +311,30 @@ def test_an_honest_cost_is_believed(costs_grader):
     right = answers("loss")
     found = graded_cost(costs_grader, right[costs.EXERCISE], perplexity="%timeit 1\nimport sys\nimport numpy as np\ndef (", **{"log_softmax": right["log_softmax"]})  # fmt: skip
     assert found.passed, found
+
+
+def test_names_of_every_kind_have_a_row_and_links_do_not_lend_a_grade(tmp_path, capsys):
+    names = [
+        b"\xff\xfe",
+        b"[red][bold :smile:",
+        b"a\nb\x1b[2J",
+        b"'; DROP TABLE student; --",
+        "Ünï ✓".encode(),
+        b"<b>x",
+        b"\xff" * 250,
+    ]
+    right = json.dumps(fill(STEM, {name: RIGHT[name] for name in BESIDE})).encode()
+    for name in names:
+        path = os.path.join(os.fsencode(tmp_path), b"hand-ins", name, STEM.encode())
+        os.makedirs(path)
+        with open(os.path.join(path, f"{STEM}.ipynb".encode()), "wb") as file:
+            file.write(right)
+    (tmp_path / "hand-ins" / "eve").symlink_to(tmp_path / "hand-ins" / "<b>x")
+    full = sum(catalog.chapter(STEM).entry(name).points for name in BESIDE)
+    command("grade", STEM, tmp_path / "hand-ins")
+    assert "Traceback" not in capsys.readouterr().err
+    command("grade", STEM, tmp_path / "hand-ins", "--json", "--course", tmp_path / "course")
+    rows = json.loads(capsys.readouterr().out)
+    assert [r["points"] for r in rows if r["submission"] != "eve"] == [full] * len(names)
+    assert [r["points"] for r in rows if r["submission"] == "eve"] == [0.0]
+    assert all(r["submission"].isprintable() for r in rows)
