@@ -98,7 +98,7 @@ export default {
       model.save_changes();
     };
 
-    const mergesShown = make("output", { "data-testid": "merges-value" });
+    const mergesShown = make("span", { "data-testid": "merges-value" }); // an output would take the label
     const slider = make("input", {
       type: "range", min: 0, max: MOST_MERGES, step: 1, "data-testid": "merges",
       oninput: () => set("merges", Number(slider.value)),

@@ -62,7 +62,7 @@ export default {
     };
 
     const slider = (key, name, minimum, maximum, step, shown) => {
-      const output = make("output", { "data-testid": `${key}-value` });
+      const output = make("span", { "data-testid": `${key}-value` }); // an output would take the label
       const input = make("input", {
         type: "range", min: minimum, max: maximum, step, "data-testid": key, oninput: () => set(key, Number(input.value)),
       });

@@ -9,9 +9,9 @@ const DEFAULTS = {
   ],
   "fit": {"E": 2.19593, "log_A": 2.04399, "log_B": 4.17557, "alpha": 0.48342, "beta": 0.76305},
   "E": 1.5,
-  "log_A": 2.5,
-  "log_B": 3.0,
-  "alpha": 0.4,
+  "log_A": 1.6,
+  "log_B": 2.2,
+  "alpha": 0.3,
   "beta": 0.4
 };
 const DELTA = 1e-3; // of the Huber loss, as in course_llm.pretraining.fit_chinchilla
@@ -75,7 +75,7 @@ export default {
     const law = () => Object.fromEntries(UNKNOWN.map((key) => [key, get(key)]));
 
     const slider = (key, name, minimum, maximum, step, shown) => {
-      const output = make("output", { "data-testid": `${key}-value` });
+      const output = make("span", { "data-testid": `${key}-value` }); // an output would take the label
       const input = make("input", {
         type: "range", min: minimum, max: maximum, step, "data-testid": key, oninput: () => setAll({ [key]: Number(input.value) }),
       });
