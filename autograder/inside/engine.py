@@ -66,6 +66,8 @@ def clone_tree(value: Any, leaf: Callable[[Tensor], Tensor]) -> Any:
         return leaf(value)
     if type(value) in (list, tuple):
         return type(value)(clone_tree(item, leaf) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple crosses the wall as a tuple
+        return tuple(clone_tree(item, leaf) for item in value)
     if type(value) is dict:
         return {k: clone_tree(v, leaf) for k, v in value.items()}
     if type(value) is torch.Generator:
