@@ -5,9 +5,11 @@
 # top-p and min-p, sampling, greedy search and beam search, a penalty and a measure for repetition, and the acceptance
 # step of speculative decoding.
 #
-# Two things hold everywhere. `probs` and `logits` may have any number of batch dimensions where the signature says
+# Some things hold everywhere. `probs` and `logits` may have any number of batch dimensions where the signature says
 # `*batch`; the vocabulary is the last axis. When tokens tie, the **lower token id** wins. Results keep the dtype of their
-# input, and inputs are never changed in place. You may use your own functions from above in later exercises.
+# input, and inputs are never changed in place. Gradients flow from every float tensor that you return to the float tensors
+# that came in (but not at temperature 0): compute with tensors, because `.tolist()`, `.item()` and NumPy cut the gradient.
+# You may use your own functions from above in later exercises.
 #
 # A language model is seen from outside, as a function `next_logits`: token ids `(batch, seq)` go in, the logits
 # `(batch, vocab)` of the next token come out. It has no memory, so it needs the whole text at every call.

@@ -114,6 +114,10 @@ def _(g: Gen):
     # row 0: two equal winners; row 1: the last key by far; row 2: the last key, the least negative one
     fact = torch.stack((v[:2].mean(0), v[2], v[2]))
     yield call(q, k, v).expect(fact).says("scores of plus and minus a thousand")
+    # a mask of a finite number would leave the best key the weight 1
+    mask = g.tensor([[0.0, 0, -INF], [0, -INF, -INF], [-INF, 0, 0]])
+    fact = torch.stack((v[:2].mean(0), v[0], v[2]))
+    yield call(q, 2 * k, v, mask).expect(fact).says("scores of plus and minus two thousand, with a mask")
     q, k, v = (t.transpose(1, 2) for t in (g.randn(2, 3, 2, 4), g.randn(2, 5, 2, 4), g.randn(2, 5, 2, 6)))
     yield call(q, k, v, holes(g, 3, 5)).says("inputs that are transposed views")
 
@@ -554,6 +558,12 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
     """The scale uses d_hidden/heads for d_k. That is the usual choice of d_k, not a law: read the width of
     a head off `w_q`."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=(x_query.shape[-1] / heads) ** -0.5)
+
+
+@multi_head_attention.near_miss("unscaled", see="scaled-dot-product-attention")
+def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    """The scores are not scaled. Divide them by √d_k, d_k the width of one head, before the softmax."""
+    return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=1.0)
 
 
 @multi_head_attention.near_miss("keys-from-query-input")
@@ -1163,6 +1173,10 @@ def _(g: Gen):
     quiet = dataclasses.replace(quiet, w_o=0.002 * quiet.w_o)
     yield call(0.004 * g.randn(2, 4, 8), quiet, 2).says("tiny variance at the second norm, too")
     yield call(g.randn(4, 2, 8).transpose(0, 1), block_weights(g), 2).says("x is a transposed view")
+    sharp = block_weights(g)
+    sharp = dataclasses.replace(sharp, w_q=40 * sharp.w_q)
+    case = call(g.randn(2, 5, 8), sharp, 2).close(1e-3, 1e-3)
+    yield case.says("scores of about a hundred, where -inf hides a position and a modest number does not")
 
 
 def _norm(x, scale, bias, eps=1e-5):
@@ -1218,6 +1232,33 @@ def _(x, weights, heads):
     x = normed + _attention(normed, weights, heads)
     normed = _norm2(x, weights)
     return normed + _feed_forward(normed, weights)
+
+
+@decoder_block.near_miss("second-residual-from-the-input")
+def _(x, weights, heads):
+    """The second residual adds the block's input, so what the attention has added is lost. It adds the
+    stream after the attention step, h."""
+    h = x + _attention(_norm1(x, weights), weights, heads)
+    return x + _feed_forward(_norm2(h, weights), weights)
+
+
+@decoder_block.near_miss("rms-norm")
+def _(x, weights, heads):
+    """The norm does not subtract the mean, as RMSNorm. LayerNorm does, and divides by the root of the
+    variance about it."""
+
+    def norm(x, scale, bias):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale + bias
+
+    x = x + _attention(norm(x, weights.ln1_scale, weights.ln1_bias), weights, heads)
+    return x + _feed_forward(norm(x, weights.ln2_scale, weights.ln2_bias), weights)
+
+
+@decoder_block.near_miss("norm-at-the-end")
+def _(x, weights, heads):
+    """The result is normalised once more. The block ends with the second residual; the model's last norm
+    comes after all blocks."""
+    return _norm2(ref.decoder_block(x, weights, heads), weights)
 
 
 @decoder_block.near_miss("not-causal")
