@@ -95,9 +95,7 @@ def parser() -> Parser:
         command = commands.add_parser(name, help=words)
         command.add_argument("stem", metavar="STEM", help="the chapter")
         if name == "collect":
-            command.add_argument(
-                "folder", metavar="FOLDER", type=Path, help="folder <student>/STEM/STEM.ipynb"
-            )
+            command.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="folder <student>/STEM/STEM.ipynb (default: nbgrader's exchange)")  # fmt: skip
         if name == "export":
             command.add_argument(
                 "--to", type=Path, metavar="FILE", help="where to write (default: DIR/STEM.csv)"
@@ -402,10 +400,14 @@ def run_collect(arguments: argparse.Namespace) -> int:
     from autograder.course import Course, CourseError
     from autograder.submission import SubmissionError
 
-    if not arguments.folder.is_dir():
+    if arguments.folder is not None and not arguments.folder.is_dir():
         raise UsageError(f"there is no folder {arguments.folder}")
     try:
-        collected = Course(arguments.course).collect(arguments.stem, arguments.folder)
+        course = Course(arguments.course)
+        if arguments.folder is None:
+            collected = course.collect_from_exchange(arguments.stem)
+        else:
+            collected = course.collect(arguments.stem, arguments.folder)
     except (CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
     print(f"collected {len(collected)} submissions into {arguments.course / 'submitted'}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,17 @@ class Course:
             collected[student] = target / f"{stem}.ipynb"
         return collected
 
+    def collect_from_exchange(self, stem: str) -> dict[str, Path]:
+        """Has nbgrader collect what was submitted through its exchange."""
+        try:
+            self._must(self.api().collect(stem, update=True), f"collect {stem} from its exchange")
+        except CourseError as error:
+            config = self.root / "nbgrader_config.py"
+            raise CourseError(
+                f"{error} (name a FOLDER to collect, or set c.Exchange.root in {config})"
+            ) from None
+        return self.submitted(stem)
+
     def submitted(self, stem: str) -> dict[str, Path]:
         """The collected submissions by student."""
         from autograder.submission import class_folder
@@ -141,7 +153,8 @@ class Course:
     def _must(self, result: dict, what: str) -> None:
         if not result["success"]:
             words = (result.get("error") or result.get("log") or "").strip().splitlines()
-            raise CourseError(f"nbgrader could not {what}: {words[-1] if words else 'no reason given'}")
+            reason = re.sub(r"^[\w.]+(Error|Exception): ", "", words[-1]) if words else "no reason given"
+            raise CourseError(f"nbgrader could not {what}: {reason}")
 
     # grading
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autograder import catalog, cli
+from autograder.course import CONFIG
 from samples.build import PATCH, answers, fill, write_class
 
 STEM = "decoding"
@@ -179,7 +180,6 @@ def test_check_judges_an_exercise_by_its_own_cell_whatever_a_later_cell_redefine
         (["grade", STEM, ".", "--device", "tpu"], "--device takes"),
         (["grade", STEM, ".", "--device", "cuda:99"], "--device cuda:99"),
         (["release", "nothing"], "the chapters are"),
-        (["collect", STEM], "FOLDER"),
         (["collect", STEM, "/no/such/folder"], "there is no folder"),
         (["feedback", "nothing"], "the chapters are"),
         (["export", "nothing"], "the chapters are"),
@@ -462,6 +462,13 @@ def test_what_is_not_there_yet_is_said(course):
         code, line = refused(name, other, "--course", root)
         assert code == 1
         assert f"course-llm grade {other}" in line
+
+
+def test_collect_without_a_folder_asks_the_exchange(tmp_path):
+    write(tmp_path / "nbgrader_config.py", CONFIG + f'\nc.Exchange.root = "{tmp_path / "none"}"\n')
+    code, line = refused("collect", STEM, "--course", tmp_path)
+    assert code == 1
+    assert "name a FOLDER" in line
 
 
 def test_a_course_folder_whose_configuration_is_broken_is_said(tmp_path):

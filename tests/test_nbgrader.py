@@ -382,7 +382,7 @@ def test_an_assignment_goes_through_the_exchange_and_its_feedback_comes_back(tmp
     assert json.loads(notebook.read_text())["cells"]
     notebook.write_text(json.dumps(fill(STEM, FEW)))
     nbgrader(desk, "submit", STEM)
-    nbgrader(course, "collect", STEM)
+    assert "collected 1 submissions" in command("collect", STEM, "--course", course)
     (student,) = os.listdir(course / "submitted")
     assert (course / "submitted" / student / STEM / "timestamp.txt").exists()
 
