@@ -58,7 +58,7 @@ serve: ## open the built book on http://localhost:$(PORT)
 test: install sandbox browser ## run the whole test suite
 	@$(BIN)/ruff check src autograder samples tests solutions scripts
 	@$(MAKE) --no-print-directory gate
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: install ## check and format the code
 	@$(BIN)/ruff check --fix src autograder samples tests solutions scripts
