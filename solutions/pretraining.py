@@ -550,7 +550,7 @@ def fit_chinchilla(parameters, tokens, loss):
 # %% [markdown] hints="fit_chinchilla"
 # 1. Make one tensor of five unknowns with `requires_grad=True`: log E, log A, log B, alpha, beta. The predicted log L is the log of a sum of three exponentials: `torch.logsumexp`.
 # 2. The three terms are log E, log A − alpha · log N and log B − beta · log D. Subtract the mean of log N and of log D first, so that the unknowns do not depend on each other so much.
-# 3. `optimizer.step(closure)` calls your closure many times; it clears the gradient, computes the Huber loss, calls `backward()` and returns the loss.
+# 3. `optimizer.step(closure)` calls your closure many times; it clears the gradient, computes the Huber loss, calls `backward()` and returns the loss. The loss is tiny, about 1e-6: take the sum over runs, not the mean, and set `tolerance_grad=1e-12` and `tolerance_change=1e-15`, or the optimizer stops far too early.
 # 4. Start from several exponents (0.2, 0.4, 0.8) and keep the result with the lowest objective. Undo the centring: A = exp(log A' + alpha · mean log N).
 
 # %% [markdown] exercise="compute_optimal" points=5 minutes=15

@@ -2057,12 +2057,12 @@ def power_points(g: Gen, n: int, noise: float = 0.0, alpha: float | None = None,
 def _(g: Gen):
     """Finds alpha and c where the points follow the law."""
     x = torch.tensor([1e6, 1e8, 1e10], dtype=torch.float64)
-    yield call(x, (8.8e13 / x) ** 0.076).expect((0.076, 8.8e13)).close(1e-6, 1e-9).says("Kaplan's constants")
+    yield call(x, (8.8e13 / x) ** 0.076).expect((0.076, 8.8e13)).close(5e-4, 1e-6).says("Kaplan's constants")
     for n in (2, 5, 12):
         x, loss, alpha, c = power_points(g, n)
-        yield call(x, loss).expect((alpha, c)).close(1e-6, 1e-9).says(f"{n} points")
+        yield call(x, loss).expect((alpha, c)).close(5e-4, 1e-6).says(f"{n} points")
     x, loss, alpha, c = power_points(g, 4, alpha=1.0, c=50.0)
-    yield call(x=x, loss=loss).expect((1.0, 50.0)).close(1e-6, 1e-9).says("arguments by name")
+    yield call(x=x, loss=loss).expect((1.0, 50.0)).close(5e-4, 1e-6).says("arguments by name")
 
 
 @fit_power_law.group("noisy points", share=2)
@@ -2070,10 +2070,10 @@ def _(g: Gen):
     """Fits a straight line to the logarithms by least squares."""
     for n, noise in ((6, 0.1), (20, 0.3), (9, 0.6)):
         x, loss, *_ = power_points(g, n, noise)
-        yield call(x, loss).close(1e-6, 1e-9).says(f"{n} points with noise")
+        yield call(x, loss).close(5e-4, 1e-6).says(f"{n} points with noise")
     x, loss, *_ = power_points(g, 8, 0.2, alpha=0.3)
     loss[3] *= 20
-    yield call(x, loss).close(1e-6, 1e-9).says("one point far off")
+    yield call(x, loss).close(5e-4, 1e-6).says("one point far off")
 
 
 @fit_power_law.group("float32")
@@ -2207,15 +2207,16 @@ def _(g: Gen):
     for sizes, budgets in ((5, 4), (7, 5)):
         n, d, loss, law = law_runs(g, sizes, budgets)
 
-        def judge(value, *_, law=law):
+        def judge(value, *runs, law=law):
             if complaint := five_numbers(value):
                 return complaint
+            # the loss hardly depends on some directions of the five: an optimizer that stops a little early is right
             names = ("E", "A", "B", "alpha", "beta")
-            allowed = (0.02, 0.1, 0.1, 0.02, 0.02)
+            allowed = (0.1, 0.4, 0.4, 0.1, 0.1)
             for name, got, want, rtol in zip(names, value, law, allowed, strict=True):
                 if abs(float(got) - want) > rtol * want:
                     return f"{name} is not the law's"
-            return None
+            return None if objective(value, *runs) < 5e-7 else "the law does not go through the runs"
 
         yield call(n, d, loss).judge(judge).says(f"{sizes * budgets} runs")
 

@@ -1980,3 +1980,273 @@ def scaled_dot_product_attention(q, k, v, mask=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 """,
 )
+right(
+    "scaled_dot_product_attention",
+    "online softmax over the keys",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    hi = q.double()
+    best = hi.new_full((*q.shape[:-1], 1), -1e300)
+    total = torch.zeros_like(best)
+    acc = hi.new_zeros(*q.shape[:-1], v.shape[-1])
+    full = None if mask is None else mask.expand(*q.shape[:-1], k.shape[-2]).double()
+    for j in range(k.shape[-2]):
+        s = (hi * k[..., j : j + 1, :].double()).sum(-1, keepdim=True) / math.sqrt(q.shape[-1])
+        if full is not None:
+            s = s + full[..., j : j + 1]
+        new = torch.maximum(best, s)
+        old, fresh = (best - new).exp(), (s - new).exp()
+        total = total * old + fresh
+        acc = acc * old + fresh * v[..., j : j + 1, :].double()
+        best = new
+    return (acc / total).type(q.dtype)
+""",
+)
+wrong(
+    "scaled_dot_product_attention",
+    "-inf clamped to -1000",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    scores = q.double() @ k.double().transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask.clamp(min=-1000.0)
+    return (scores.softmax(dim=-1) @ v.double()).to(q.dtype)
+""",
+)
+right(
+    "split_heads",
+    "index_select of columns",
+    """
+def split_heads(x, heads):
+    columns = torch.arange(x.shape[-1]).view(heads, 1, -1)
+    return torch.cat([x.index_select(-1, c.flatten()).unsqueeze(1) for c in columns], dim=1)
+""",
+)
+right(
+    "merge_heads",
+    "a callable class",
+    """
+class MergeHeads:
+    def __call__(self, x):
+        return torch.cat(tuple(x.select(1, h) for h in range(x.shape[1])), dim=2)
+
+merge_heads = MergeHeads()
+""",
+)
+wrong(
+    "multi_head_attention",
+    "no scale",
+    """
+def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    def cut(t):
+        return t.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+    q, k, v = cut(x_query @ w_q), cut(x_key @ w_k), cut(x_key @ w_v)
+    scores = q @ k.transpose(-2, -1)
+    if mask is not None:
+        scores = scores + mask
+    mixed = scores.softmax(-1) @ v
+    return mixed.transpose(-3, -2).flatten(-2) @ w_o
+""",
+    near_miss="unscaled",
+)
+wrong(
+    "multi_head_attention",
+    "mask given a head axis that it has",
+    """
+def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    def cut(t):
+        return t.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+    q, k, v = cut(x_query @ w_q), cut(x_key @ w_k), cut(x_key @ w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + (mask.unsqueeze(-3) if mask.ndim >= 3 else mask)
+    mixed = scores.softmax(-1) @ v
+    return mixed.transpose(-3, -2).flatten(-2) @ w_o
+""",
+)
+right(
+    "attention_parameter_count",
+    "a lambda",
+    """
+def _need(d_hidden, heads):
+    if d_hidden % heads:
+        raise ValueError("d_hidden / heads must be whole")
+    return d_hidden // heads
+
+attention_parameter_count = lambda d_hidden, heads, d_k=None, d_v=None: 2 * d_hidden * heads * sum(
+    _need(d_hidden, heads) if width is None else width for width in (d_k, d_v)
+)
+""",
+)
+wrong(
+    "attention_parameter_count",
+    "raises only for d_k left out",
+    """
+def attention_parameter_count(d_hidden, heads, d_k=None, d_v=None):
+    if d_k is None and d_hidden % heads != 0:
+        raise ValueError(f"{heads} heads do not divide {d_hidden}")
+    if d_k is None:
+        d_k = d_hidden // heads
+    if d_v is None:
+        d_v = d_hidden // heads
+    return 2 * d_hidden * heads * d_k + 2 * d_hidden * heads * d_v
+""",
+)
+right(
+    "apply_rope",
+    "view and unbind",
+    """
+def apply_rope(x, positions, base=10000.0):
+    d = x.shape[-1]
+    freq = base ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
+    angle = positions.float().unsqueeze(-1) * freq
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x.view(*x.shape[:-1], d // 2, 2).unbind(-1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+""",
+)
+wrong(
+    "apply_rope",
+    "frequencies in the dtype of x",
+    """
+def apply_rope(x, positions, base=10000.0):
+    d = x.shape[-1]
+    freq = base ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
+    angle = positions.float().unsqueeze(-1) * freq.to(x.dtype)
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+""",
+)
+wrong(
+    "decoder_block",
+    "second residual from x",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    d = x.shape[-1]
+
+    def norm(t, scale, bias):
+        return F.layer_norm(t, (d,), scale, bias, 1e-5)
+
+    def split(t):
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    n = norm(x, w.ln1_scale, w.ln1_bias)
+    q, k, v = split(n @ w.w_q), split(n @ w.w_k), split(n @ w.w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seq = x.shape[1]
+    hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
+    att = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    h = x + att.transpose(1, 2).flatten(2) @ w.w_o
+    n = norm(h, w.ln2_scale, w.ln2_bias)
+    return x + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+    near_miss="second-residual-from-the-input",
+)
+wrong(
+    "decoder_block",
+    "RMSNorm",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    d = x.shape[-1]
+
+    def norm(t, scale, bias):
+        return t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale + bias
+
+    def split(t):
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    n = norm(x, w.ln1_scale, w.ln1_bias)
+    q, k, v = split(n @ w.w_q), split(n @ w.w_k), split(n @ w.w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seq = x.shape[1]
+    hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
+    att = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    h = x + att.transpose(1, 2).flatten(2) @ w.w_o
+    n = norm(h, w.ln2_scale, w.ln2_bias)
+    return h + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+    near_miss="rms-norm",
+)
+wrong(
+    "decoder_block",
+    "norm at the end",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    d = x.shape[-1]
+
+    def norm(t, scale, bias):
+        return F.layer_norm(t, (d,), scale, bias, 1e-5)
+
+    def split(t):
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    n = norm(x, w.ln1_scale, w.ln1_bias)
+    q, k, v = split(n @ w.w_q), split(n @ w.w_k), split(n @ w.w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seq = x.shape[1]
+    hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
+    att = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    h = x + att.transpose(1, 2).flatten(2) @ w.w_o
+    n = norm(h, w.ln2_scale, w.ln2_bias)
+    return norm(h + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down, w.ln2_scale, w.ln2_bias)
+""",
+    near_miss="norm-at-the-end",
+)
+wrong(
+    "decoder_block",
+    "hidden scores lowered by 30 only",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    d = x.shape[-1]
+
+    def norm(t, scale, bias):
+        return F.layer_norm(t, (d,), scale, bias, 1e-5)
+
+    def split(t):
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    n = norm(x, w.ln1_scale, w.ln1_bias)
+    q, k, v = split(n @ w.w_q), split(n @ w.w_k), split(n @ w.w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seq = x.shape[1]
+    hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
+    att = (scores - 30.0 * hidden.to(scores.dtype)).softmax(-1) @ v
+    h = x + att.transpose(1, 2).flatten(2) @ w.w_o
+    n = norm(h, w.ln2_scale, w.ln2_bias)
+    return h + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+)
+wrong(
+    "decoder_block",
+    "norm detached",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    d = x.shape[-1]
+
+    def norm(t, scale, bias):
+        m = t.mean(-1, keepdim=True).detach()
+        s = (t.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt().detach()
+        return (t - m) / s * scale + bias
+
+    def split(t):
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    n = norm(x, w.ln1_scale, w.ln1_bias)
+    q, k, v = split(n @ w.w_q), split(n @ w.w_k), split(n @ w.w_v)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seq = x.shape[1]
+    hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
+    att = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    h = x + att.transpose(1, 2).flatten(2) @ w.w_o
+    n = norm(h, w.ln2_scale, w.ln2_bias)
+    return h + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+)

@@ -211,9 +211,9 @@ def softmax_with_temperature(logits, temperature):
     return F.softmax(logits.float() / temperature, -1)
 """,
 )
-wrong(
+right(
     "softmax_with_temperature",
-    "float32 for float64",
+    "float32 inside, for float64 too",
     """
 def softmax_with_temperature(logits, temperature):
     if temperature < 0:
@@ -2897,5 +2897,812 @@ def speculative_accept(target_probs, draft_probs, draft_ids, u):
             rest = (p[i] - q[i]).clamp(min=0)
             return i, rest / rest.sum()
     return len(draft_ids), p[-1]
+""",
+)
+right(
+    "softmax_with_temperature",
+    "match statement, float64 softmax",
+    """
+def softmax_with_temperature(logits, temperature):
+    match temperature:
+        case t if t < 0:
+            raise ValueError(f"temperature {t} is negative")
+        case 0:
+            best = logits.argmax(-1, keepdim=True)
+            return (torch.arange(logits.shape[-1]) == best).to(logits.dtype)
+        case t:
+            return torch.softmax(torch.div(logits, t), -1, dtype=torch.float64).to(logits.dtype)
+""",
+)
+wrong(
+    "softmax_with_temperature",
+    "-inf replaced by -10000",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    z = logits.double() / temperature
+    z = z.masked_fill(z == float("-inf"), -1e4)
+    return F.softmax(z, -1).to(logits.dtype)
+""",
+)
+wrong(
+    "softmax_with_temperature",
+    "numpy inside: no gradient",
+    """
+import numpy as np
+
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0:
+        raise ValueError("t < 0")
+    z = logits.detach().double().cpu().numpy()
+    if temperature == 0:
+        p = (np.arange(z.shape[-1]) == z.argmax(-1)[..., None]).astype(float)
+    else:
+        z = (z - z.max(-1, keepdims=True)) / temperature
+        p = np.exp(z)
+        p = p / p.sum(-1, keepdims=True)
+    return torch.from_numpy(p).to(logits)
+""",
+)
+right(
+    "top_k_filter",
+    "topk for the threshold only, ties by cumsum",
+    """
+def top_k_filter(probs, k):
+    if k < 1:
+        raise ValueError("k < 1")
+    k = min(k, probs.shape[-1])
+    kth = torch.topk(probs, k, dim=-1).values[..., -1:]
+    above = probs > kth
+    tied = probs == kth
+    room = k - above.sum(-1, keepdim=True)
+    keep = above | (tied & (tied.cumsum(-1) <= room))
+    out = torch.zeros_like(probs)
+    out[keep] = probs[keep]
+    if k == probs.shape[-1]:
+        return out
+    return out.div_(out.sum(-1, keepdim=True))
+""",
+)
+right(
+    "top_k_filter",
+    "loop over rows in tensors, index_put",
+    """
+def top_k_filter(probs, k):
+    if isinstance(k, int) and k < 1:
+        raise ValueError("k must be 1 or more")
+    rows = []
+    for row in probs.reshape(-1, probs.shape[-1]).unbind(0):
+        ids = row.argsort(descending=True, stable=True)[:k]
+        rows.append(torch.zeros_like(row).index_put((ids,), row[ids] / row[ids].sum()))
+    return torch.stack(rows).reshape(probs.shape)
+""",
+)
+wrong(
+    "top_k_filter",
+    "ties broken by adding a tiny slope",
+    """
+def top_k_filter(probs, k):
+    if k < 1:
+        raise ValueError("k below 1")
+    if k >= probs.shape[-1]:
+        return probs.clone()
+    slope = torch.arange(probs.shape[-1]) * 1e-3
+    idx = (probs.double() - slope).topk(k, dim=-1).indices
+    keep = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, idx, True)
+    kept = probs.where(keep, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+""",
+)
+right(
+    "top_p_filter",
+    "size of the nucleus by counting, then ranks",
+    """
+def top_p_filter(probs, p):
+    if p <= 0.0 or p > 1.0:
+        raise ValueError("p outside (0, 1]")
+    if p == 1.0:
+        return probs.clone()
+    work = probs.float() if probs.dtype in (torch.half, torch.bfloat16) else probs
+    order = torch.argsort(work, dim=-1, descending=True, stable=True)
+    ranks = torch.argsort(order, dim=-1)
+    total = torch.cumsum(torch.gather(work, -1, order), dim=-1)
+    size = (total < p).sum(-1, keepdim=True) + 1
+    out = torch.where(ranks < size, work, 0)
+    return (out / out.sum(-1, keepdim=True)).to(probs.dtype)
+""",
+)
+wrong(
+    "top_p_filter",
+    "ties broken by a tiny slope",
+    """
+def top_p_filter(probs, p):
+    if not 0 < p <= 1:
+        raise ValueError("p must be in (0, 1]")
+    if p == 1:
+        return probs.clone()
+    idx = (probs - 1e-6 * torch.arange(probs.shape[-1])).argsort(dim=-1, descending=True)
+    s = probs.gather(-1, idx)
+    s = s.masked_fill(s.cumsum(-1) - s >= p, 0.0)
+    s = s / s.sum(-1, keepdim=True)
+    return torch.zeros_like(s).scatter(-1, idx, s).to(probs.dtype)
+""",
+)
+wrong(
+    "sampling_distribution",
+    "python lists: no gradient",
+    """
+def _row(z, t, k, p):
+    n = len(z)
+    order = sorted(range(n), key=lambda i: (-z[i], i))
+    if t == 0:
+        w = [0.0] * n
+        w[order[0]] = 1.0
+    else:
+        w = [math.exp((v - z[order[0]]) / t) for v in z]
+        s = sum(w)
+        w = [v / s for v in w]
+    if k is not None:
+        for i in order[k:]:
+            w[i] = 0.0
+        s = sum(w)
+        w = [v / s for v in w]
+    if p is not None and p < 1:
+        mass, out = 0.0, [0.0] * n
+        for i in order:
+            if mass >= p:
+                break
+            out[i] = w[i]
+            mass += w[i]
+        s = sum(out)
+        w = [v / s for v in out]
+    return w
+
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
+        raise ValueError("bad argument")
+    rows = [_row(z, temperature, top_k, top_p) for z in logits.reshape(-1, logits.shape[-1]).tolist()]
+    return torch.tensor(rows, dtype=logits.dtype).reshape(logits.shape)
+""",
+)
+right(
+    "sampling_distribution",
+    "one sort for both filters, in float64",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+""",
+)
+wrong(
+    "sampling_distribution",
+    "top_k is 50 by default",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=50, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+""",
+)
+wrong(
+    "sampling_distribution",
+    "no case for temperature 0",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+""",
+    near_miss="zero-divides",
+)
+wrong(
+    "generate",
+    "top_k is 50 by default",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=50, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    for _ in range(max_new_tokens):
+        if done.all():
+            break
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+        if eos_id is not None:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+)
+right(
+    "generate",
+    "Gumbel trick",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    for _ in range(max_new_tokens):
+        if done.all():
+            break
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = (probs.double().log() - torch.empty(probs.shape, dtype=torch.float64).exponential_(generator=generator).log()).argmax(-1)
+        if eos_id is not None:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+)
+wrong(
+    "generate",
+    "a copy of the generator restarted at each step",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    for _ in range(max_new_tokens):
+        if done.all():
+            break
+        g = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = torch.multinomial(probs, 1, generator=g).squeeze(1)
+        if eos_id is not None:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+    near_miss="same-random-number-every-step",
+)
+wrong(
+    "generate",
+    "no early stop",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    for _ in range(max_new_tokens):
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+        if eos_id is not None:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+    near_miss="never-stops-early",
+)
+wrong(
+    "generate",
+    "eos 0 is none",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    for _ in range(max_new_tokens):
+        if done.all():
+            break
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+        if eos_id:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+    near_miss="eos-zero-ignored",
+)
+wrong(
+    "generate",
+    "eos in the prompt counts",
+    """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    if temperature < 0:
+        raise ValueError("temperature below 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError("top_k below 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError("top_p not in (0, 1]")
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    p = torch.softmax(logits.double() / temperature, -1)
+    s, order = p.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= top_k, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    if top_p is not None and top_p < 1:
+        s = s.masked_fill(s.cumsum(-1) - s >= top_p, 0.0)
+        s = s / s.sum(-1, keepdim=True)
+    return torch.empty_like(s).scatter(-1, order, s).to(logits.dtype)
+
+
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = (ids == eos_id).any(1) if eos_id is not None else torch.zeros(len(ids), dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        if done.all():
+            break
+        probs = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        token = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+        if eos_id is not None:
+            token = torch.where(done, eos_id, token)
+            done = done | (token == eos_id)
+        ids = torch.cat([ids, token.unsqueeze(1)], dim=1)
+    return ids
+""",
+    near_miss="counts-eos-of-the-prompt",
+)
+right(
+    "beam_search",
+    "heapq and a dataclass",
+    """
+import heapq
+from dataclasses import dataclass
+
+@dataclass
+class Hypothesis:
+    tokens: tuple
+    logp: float = 0.0
+
+    def score(self, power):
+        return self.logp / len(self.tokens) ** power if self.tokens else 0.0
+
+def _extend(next_logits, ids, hypotheses):
+    batch = torch.stack([torch.cat([ids[0], ids.new_tensor(h.tokens)]) for h in hypotheses])
+    table = next_logits(batch).to(torch.float64).log_softmax(-1)
+    for h, row in zip(hypotheses, table):
+        for token, lp in enumerate(row.tolist()):
+            yield Hypothesis((*h.tokens, token), h.logp + lp)
+
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    live, finished = [Hypothesis(())], []
+    while live and max_new_tokens > 0:
+        best = heapq.nlargest(beams, _extend(next_logits, ids, live), key=lambda h: h.logp)
+        finished.extend(h for h in best if eos_id is not None and h.tokens[-1] == eos_id)
+        live = [h for h in best if eos_id is None or h.tokens[-1] != eos_id]
+        max_new_tokens -= 1
+    ranked = sorted([*finished, *live], key=lambda h: h.score(length_penalty), reverse=True)[:beams]
+    return [(ids.new_tensor(h.tokens), h.score(length_penalty)) for h in ranked]
+""",
+)
+right(
+    "beam_search",
+    "finished hypotheses compete with live ones",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    beam = [([], 0.0, False)]
+    for _ in range(max_new_tokens):
+        if all(h[2] for h in beam):
+            break
+        candidates = []
+        for tokens, total, done in beam:
+            if done:
+                candidates.append((tokens, total, True))
+                continue
+            text = torch.cat([ids, torch.tensor([tokens], dtype=ids.dtype)], dim=1)
+            logp = torch.log_softmax(next_logits(text)[0].double(), -1).tolist()
+            candidates += [(tokens + [t], total + lp, t == eos_id) for t, lp in enumerate(logp)]
+        candidates.sort(key=lambda c: -c[1])
+        beam = candidates[:beams]
+    scored = [(torch.tensor(t, dtype=torch.long), s / max(len(t), 1) ** length_penalty) for t, s, _ in beam]
+    return sorted(scored, key=lambda p: -p[1])
+""",
+)
+right(
+    "beam_search",
+    "stops when as many have finished as there are beams",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids
+    sums = torch.zeros(1, dtype=torch.float64)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0 or len(finished) >= beams:
+            break
+        logp = F.log_softmax(next_logits(text).double(), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        best, index = total.sort(descending=True, stable=True)
+        best, index = best[:beams], index[:beams]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return sorted(result, key=lambda r: r[1], reverse=True)[:beams]
+""",
+)
+right(
+    "beam_search",
+    "scores ranked in each step, where all are equally long",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids
+    sums = torch.zeros(1, dtype=torch.float64)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0:
+            break
+        logp = F.log_softmax(next_logits(text).double(), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        _, index = (total / (step + 1) ** length_penalty).sort(descending=True, stable=True)
+        best = total[index]
+        best, index = best[:beams], index[:beams]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return sorted(result, key=lambda r: r[1], reverse=True)[:beams]
+""",
+)
+wrong(
+    "beam_search",
+    "keeps all beams live beside the finished ones",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids
+    sums = torch.zeros(1, dtype=torch.float64)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0:
+            break
+        logp = F.log_softmax(next_logits(text).double(), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        best, index = total.sort(descending=True, stable=True)
+        take = torch.cumsum(index % vocab != (-1 if eos_id is None else eos_id), 0) <= beams
+        best, index = best[take], index[take]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return sorted(result, key=lambda r: r[1], reverse=True)[:beams]
+""",
+    near_miss="tops-up",
+)
+wrong(
+    "beam_search",
+    "starts with copies of the empty hypothesis",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids.repeat(beams, 1)
+    sums = torch.zeros(beams, dtype=torch.float64)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0:
+            break
+        logp = F.log_softmax(next_logits(text).double(), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        best, index = total.sort(descending=True, stable=True)
+        best, index = best[:beams], index[:beams]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return sorted(result, key=lambda r: r[1], reverse=True)[:beams]
+""",
+    near_miss="starts-with-copies",
+)
+wrong(
+    "beam_search",
+    "sums in half precision",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids
+    sums = torch.zeros(1, dtype=next_logits(ids).dtype)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0:
+            break
+        logp = F.log_softmax(next_logits(text), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        best, index = total.sort(descending=True, stable=True)
+        best, index = best[:beams], index[:beams]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return sorted(result, key=lambda r: r[1], reverse=True)[:beams]
+""",
+)
+wrong(
+    "beam_search",
+    "in the order of finishing",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    text = ids
+    sums = torch.zeros(1, dtype=torch.float64)
+    finished = []
+    start = ids.shape[1]
+    for step in range(max_new_tokens):
+        if text.shape[0] == 0:
+            break
+        logp = F.log_softmax(next_logits(text).double(), dim=-1)
+        vocab = logp.shape[-1]
+        total = (sums[:, None] + logp).flatten()
+        best, index = total.sort(descending=True, stable=True)
+        best, index = best[:beams], index[:beams]
+        parent, token = index // vocab, index % vocab
+        text = torch.cat([text[parent], token[:, None].to(ids.dtype)], dim=1)
+        sums = best
+        if eos_id is not None:
+            ended = token == eos_id
+            for row, s in zip(text[ended], sums[ended]):
+                finished.append((row[start:], s.item()))
+            text, sums = text[~ended], sums[~ended]
+    for row, s in zip(text, sums):
+        finished.append((row[start:], s.item()))
+    result = [(t, s / max(len(t), 1) ** length_penalty) for t, s in finished]
+    return result[:beams]
+""",
+    near_miss="not-sorted",
+)
+right(
+    "distinct_n",
+    "a callable object",
+    """
+class _DistinctN:
+    def __call__(self, ids, n):
+        tokens = tuple(int(t) for t in ids)
+        grams = {}
+        for i in range(len(tokens) + 1 - n):
+            grams.setdefault(tokens[i : i + n], []).append(i)
+        count = sum(map(len, grams.values()))
+        return len(grams) / count if count else 0.0
+
+distinct_n = _DistinctN()
+""",
+)
+right(
+    "min_p_filter",
+    "functools.partial",
+    """
+import functools
+
+def _filter(limit_of, probs, min_p):
+    kept = probs.masked_fill(probs < limit_of(probs, min_p), 0)
+    return kept / kept.sum(-1, keepdim=True)
+
+min_p_filter = functools.partial(_filter, lambda probs, min_p: probs.max(dim=-1, keepdim=True)[0] * min_p)
+""",
+)
+wrong(
+    "min_p_filter",
+    "softmax again",
+    """
+def min_p_filter(probs, min_p):
+    keep = probs >= min_p * probs.amax(dim=-1, keepdim=True)
+    return probs.masked_fill(~keep, float("-inf")).softmax(-1)
+""",
+    near_miss="softmax-again",
+)
+right(
+    "speculative_accept",
+    "a NamedTuple returned",
+    """
+from typing import NamedTuple
+
+class Decision(NamedTuple):
+    accepted: int
+    next_probs: Tensor
+
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    n = draft_ids.shape[0]
+    ratio = torch.einsum("nv,nv->n", target_probs[:n].double(), F.one_hot(draft_ids, target_probs.shape[1]).double())
+    ratio = ratio / torch.einsum("nv,nv->n", draft_probs.double(), F.one_hot(draft_ids, target_probs.shape[1]).double())
+    k = next((i for i in range(n) if u[i].double() >= ratio[i]), n)
+    if k == n:
+        return Decision(n, target_probs[n])
+    left = (target_probs[k] - draft_probs[k]).clip(0)
+    return Decision(k, left / left.sum())
+""",
+)
+right(
+    "speculative_accept",
+    "a list returned",
+    """
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    n = draft_ids.shape[0]
+    for i in range(n):
+        p = target_probs[i, draft_ids[i]]
+        q = draft_probs[i, draft_ids[i]]
+        if not u[i] < min(1.0, (p / q).item()):
+            residual = (target_probs[i] - draft_probs[i]).clamp(min=0)
+            return [i, residual / residual.sum()]
+    return [n, target_probs[n].clone()]
+""",
+)
+wrong(
+    "speculative_accept",
+    "python lists: no gradient",
+    """
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    accepted = 0
+    for t, d, i, x in zip(target_probs.tolist(), draft_probs.tolist(), draft_ids.tolist(), u.tolist()):
+        if x >= min(1.0, t[i] / d[i]):
+            left = [max(0.0, a - b) for a, b in zip(t, d)]
+            return [accepted, torch.tensor([v / sum(left) for v in left], dtype=target_probs.dtype)]
+        accepted += 1
+    return [accepted, target_probs[-1].clone()]
 """,
 )
