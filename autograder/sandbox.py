@@ -48,7 +48,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "TORCHINDUCTOR_CACHE_DIR": "/tmp",
 }
-LIBRARIES = ("torch", "numpy", "safetensors", "jaxtyping", "einops")
+LIBRARIES = ("torch", "numpy", "scipy", "safetensors", "jaxtyping", "einops")
 INSIDE = Path(__file__).parent / "inside"
 # what an answer may ask of the grader while one exercise is graded
 MAX_SERVED_CALLS = 20_000
@@ -74,6 +74,7 @@ class Limits:
     file_bytes: int = 64 << 20
     threads: int = 64
     cell_s: float = 10.0
+    submission_s: float = 120.0  # processor time of all its workers together
 
 
 INSTALL = "apt install bubblewrap"
