@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,6 +65,8 @@ def clone_tree(value: Any, leaf: Callable[[Tensor], Tensor]) -> Any:
     """Copies lists, tuples, dicts and dataclasses; tensors go through `leaf`, everything else is shared."""
     if type(value) in (Tensor, torch.nn.Parameter):
         return leaf(value)
+    if isinstance(value, np.generic):
+        return value.item()  # a numpy number is as good as Python's
     if type(value) in (list, tuple):
         return type(value)(clone_tree(item, leaf) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple crosses the wall as a tuple
