@@ -163,7 +163,7 @@ class _Run:
         """A live worker in which the cells have run and it is the exercise's turn; a cell that takes it along is left out from then on."""
         while self.worker is None:
             # every restart runs all cells again, so what one worker may use is not yet a bound for the submission
-            limit = self.grader.options.limits.cpu_s
+            limit = self.grader.options.limits.submission_s
             if self.spent_s > limit or time.monotonic() - self.started > 4 * limit:
                 raise BackendLost("The submission has used up its time; this exercise was not graded.")
             worker = self.grader.sandbox.start_worker()

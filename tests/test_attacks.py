@@ -338,3 +338,20 @@ def test_names_of_every_kind_have_a_row_and_links_do_not_lend_a_grade(tmp_path, 
     assert [r["points"] for r in rows if r["submission"] != "eve"] == [full] * len(names)
     assert [r["points"] for r in rows if r["submission"] == "eve"] == [0.0]
     assert all(r["submission"].isprintable() for r in rows)
+
+
+def test_a_submission_has_so_much_time_and_no_more():
+    burns = (
+        "import os, time\nstart = time.process_time()\nwhile time.process_time() - start < 0.4:\n    pass\n"
+    )
+    cells = {
+        e.name: f"{burns}def {e.name}(*args, **kwargs):\n    os._exit(1)\n"
+        for e in catalog.chapter(STEM).entries
+    }
+    with Grader(
+        catalog.chapter(STEM), Options(limits=dataclasses.replace(LIMITS, submission_s=6.0))
+    ) as grader:
+        report = grader.grade(Submission(cells), "someone")
+        assert report.points == 0
+        messages = [e.message for e in report.exercises]
+        assert "ended by itself" in messages[0] and "used up its time" in messages[-1]
