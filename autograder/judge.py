@@ -48,6 +48,11 @@ class GroupResult:
         return all(run.complaint is None for run in self.runs)
 
     @property
+    def noted(self) -> dict[str, int]:
+        """What its cases noted for the report."""
+        return {name: number for run in self.runs for name, number in run.counts.items()}
+
+    @property
     def first_complaint(self) -> tuple[int, str] | None:
         return next(((i, r.complaint) for i, r in enumerate(self.runs) if r.complaint), None)
 

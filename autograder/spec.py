@@ -116,6 +116,7 @@ class Subject:
     backend: Backend
     expected: list[Outcome] | None
     transcript: list[Outcome] = dataclasses.field(default_factory=list)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     # steps that are compared with the reference
 
@@ -213,6 +214,10 @@ class Subject:
         """Ends the case with `complaint` unless `got` equals `want` within the tolerance."""
         found = difference(got, want, Tolerance(rtol, atol), "it")
         self.require(found is None, complaint if found is None else f"{complaint} ({found})")
+
+    def count(self, name: str, number: int) -> None:
+        """Notes a number for the report; it is not judged."""
+        self.counts[name] = number
 
     # objects that live beside the implementation
 
@@ -486,6 +491,7 @@ class CaseRun:
 
     complaint: str | None
     transcript: list[Outcome]
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def run_case(case: Case, exercise: Exercise, backend: Backend, expected: list[Outcome] | None) -> CaseRun:
@@ -506,7 +512,7 @@ def run_case(case: Case, exercise: Exercise, backend: Backend, expected: list[Ou
         return CaseRun(
             f"the result does not have the right structure ({type(error).__name__})", subject.transcript
         )
-    return CaseRun(None, subject.transcript)
+    return CaseRun(None, subject.transcript, subject.counts)
 
 
 def _run_call(case: Case, exercise: Exercise, subject: Subject) -> None:

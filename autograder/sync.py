@@ -73,6 +73,7 @@ class Solution:
     intro: list[str]
     given: str
     parts: list[Part]
+    lends_pieces: bool = False
 
     @property
     def title(self) -> str:
@@ -105,8 +106,8 @@ def read_solution(stem: str) -> Solution:
                 part.code = cell.source
         elif cell.cell_type == "markdown":
             solution.intro.append(cell.source)
-        elif meta.get("title") == "given":
-            solution.given = cell.source
+        elif meta.get("title") in ("given", "pieces"):
+            solution.given, solution.lends_pieces = cell.source, meta["title"] == "pieces"
         else:
             raise SolutionError(
                 f"solutions/{stem}.py: a code cell belongs to no exercise: {cell.source[:60]!r}"
@@ -260,6 +261,14 @@ def given_modules(code: str) -> list[str]:
     return sorted(found)
 
 
+def lent_pieces(code: str) -> dict[str, str]:
+    """Names that a pieces cell imports from the chapters, each with its chapter."""
+    chapters = solution_stems()
+    imports = [node for node in ast.parse(code).body if isinstance(node, ast.ImportFrom)]
+    found = {(node.module or "").removeprefix("course_llm."): node.names for node in imports}
+    return {alias.name: stem for stem, names in found.items() if stem in chapters for alias in names}
+
+
 def catalog(solution: Solution, notebook: nbformat.NotebookNode) -> dict:
     """What the grader must know of the notebook."""
     starters = {cell.metadata["nbgrader"]["grade_id"]: cell.source for cell in notebook.cells}
@@ -281,8 +290,9 @@ def catalog(solution: Solution, notebook: nbformat.NotebookNode) -> dict:
         }
         for part in solution.parts
     ]
+    pieces = {"pieces": lent_pieces(solution.given)} if solution.lends_pieces else {}
     return {"stem": solution.stem, "title": solution.title, "setup": SETUP, "given": solution.given,
-            "given_modules": modules, "entries": entries, "notebook": notebook}  # fmt: skip
+            "given_modules": modules, **pieces, "entries": entries, "notebook": notebook}  # fmt: skip
 
 
 def generated(stem: str) -> dict[Path, str]:

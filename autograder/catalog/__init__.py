@@ -40,6 +40,8 @@ class Chapter:
     given_modules: tuple[str, ...]
     notebook: dict[str, Any]
     entries: tuple[Entry, ...]
+    pieces: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Names of other chapters that the notebook lends until the student brings her own, each with its chapter."""
 
     @property
     def points(self) -> int:

@@ -141,5 +141,23 @@ class LatentCache(nn.Module):
         self.length = 0
 
 
-MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache, "WatchedLM": WatchedLM,
+class GrowingCache(nn.Module):
+    """Keeps any rows of every layer for a decoder's step, with the interface of `course_llm.capstone.ModelCache`."""
+
+    def __init__(self, layers: int):
+        super().__init__()
+        self.rows: list[tuple[Tensor, ...]] = [()] * layers
+
+    @property
+    def length(self) -> int:
+        return min(rows[0].shape[-2] if rows else 0 for rows in self.rows)
+
+    def update(self, layer: int, *rows: Tensor) -> tuple[Tensor, ...]:
+        old = self.rows[layer]
+        both = zip(old, rows, strict=True) if old else ((row[..., :0, :], row) for row in rows)
+        self.rows[layer] = tuple(torch.cat((a, b.detach()), dim=-2) for a, b in both)
+        return self.rows[layer]
+
+
+MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache, "GrowingCache": GrowingCache, "WatchedLM": WatchedLM,
            "UnsavableLM": UnsavableLM, "Disk": Disk, "FilePath": lambda path: FilePath(path)}  # fmt: skip
