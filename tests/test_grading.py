@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autograder import catalog
-from autograder.catalog import Chapter, Entry
+from autograder.catalog import Chapter
 from autograder.grading import Grader, Options
 from autograder.sandbox import Limits, Sandbox
 from autograder.spec import BackendLost
@@ -256,9 +256,9 @@ def test_threads_end_with_the_worker(bare):
         ("import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'x' * 100000)\n        except OSError: pass", "malformed"),
         ("import os, struct\n    os.write(3, struct.pack('<4sIQ', b'cllm', 10, 1 << 60) + b'0' * 10)", "malformed"),
         ("import os, struct\n    t = b'[' * 100000\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)", "malformed"),
-        ("import os, struct\n    t = b'{\"value\": {\"t\": \"tensor\", \"v\": 7}}'\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)", "malformed"),  # fmt: skip
+        ("import os, struct\n    t = b'{\"value\": {\"t\": \"tensor\", \"v\": 7}}'\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)", "malformed"),
     ],
-)  # fmt: skip
+)
 def test_a_lost_worker_says_why(bare, attempt, words):
     import re
 

@@ -161,7 +161,7 @@ def main() -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
-        crowded = crowded or bool(child) and thread_count(child) > allowed_threads
+        crowded = crowded or (bool(child) and thread_count(child) > allowed_threads)
         if child and (crowded or processor_seconds(child) > allowed_s):
             overrun = not crowded
             os.kill(child, signal.SIGKILL)
