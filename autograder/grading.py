@@ -2,6 +2,7 @@
 
 import ast
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -249,7 +250,8 @@ class _Run:
         try:
             result = self._judged(exercise, worker, ahead=not lent)
             if result.lost and not lent:  # once more, case by case: what stands before the fatal case counts
-                result = self._judged(exercise, self.ready_worker(entry.name))
+                with contextlib.suppress(BackendLost):  # the first result says more than that no time is left
+                    result = self._judged(exercise, self.ready_worker(entry.name))
         except BackendLost as lost:
             self.close()
             return grader._nothing(entry, str(lost), attempted=True)
