@@ -79,6 +79,8 @@ def test_nothing_scrolls_sideways_on_a_phone(site, browser):  # noqa: F811
     context = browser.new_context(viewport={"width": 390, "height": 800})
     one = context.new_page()
     for name in site_pages(site):
+        if name == "index.html":  # sends on to the first page
+            continue
         one.goto(address(site, name))
         widths = one.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]")
         assert max(widths) <= 390, name

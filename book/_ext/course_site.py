@@ -334,6 +334,7 @@ def digest_of_extensions():
 
 def setup(app):
     app.add_config_value("course_extensions", digest_of_extensions(), "env")
+    app.add_js_file("course.js", loading_method="defer")
     app.add_node(toctree_cards)
     app.add_directive("api", Api)
     app.add_directive("chapter-cards", ChapterCards)

@@ -1,6 +1,6 @@
 """Directive `quiz`: questions with one right choice each, explained choice by choice.
 
-The explanations are `details` elements: without script the reader opens them; with script (`quiz.js`) choosing an
+The explanations are `details` elements: without script the reader opens them; with script (`course.js`) choosing an
 answer opens its own.
 """
 
@@ -183,5 +183,4 @@ def setup(app):
     app.add_node(quiz_text, html=(visit_text, depart_text), **plain)
     app.add_node(quiz_why, html=(visit_why, depart_why), **plain)
     app.add_directive("quiz", Quiz)
-    app.add_js_file("quiz.js", loading_method="defer")
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,3 +20,19 @@ document.querySelectorAll(".quiz").forEach((quiz) => {
     });
   });
 });
+
+// What scrolls sideways in itself can be reached with the keyboard.
+const reachable = () => {
+  document.querySelectorAll("div.math, .bd-article table, .live-figure .scroll").forEach((box) => {
+    const scrolls = box.scrollWidth > box.clientWidth;
+    if (scrolls && !box.hasAttribute("tabindex")) {
+      box.tabIndex = 0;
+      if (!box.matches("table")) {
+        box.setAttribute("role", "group");
+        box.setAttribute("aria-label", box.matches(".math") ? "Equation" : "Table");
+      }
+    }
+  });
+};
+window.addEventListener("load", reachable);
+window.addEventListener("resize", reachable);
