@@ -63,12 +63,12 @@ export default {
     };
     const shape = select("model", "shape of", Object.keys(MODELS));
     const form = select("form", "order", ["expanded", "absorbed"]);
-    const shown = make("output", { "data-testid": "context-value" });
+    const shown = make("span", { "data-testid": "context-value" });
     const context = make("input", {
       type: "range", min: 0, max: 17, step: 1, "data-testid": "context", oninput: () => set("context", 2 ** Number(context.value)),
     });
     const body = make("tbody");
-    const totals = Object.fromEntries(["expanded", "absorbed", "ratio"].map((id) => [id, make("output", { "data-testid": `flops-${id}` })]));
+    const totals = Object.fromEntries(["expanded", "absorbed", "ratio"].map((id) => [id, make("span", { "data-testid": `flops-${id}` })]));
 
     const update = () => {
       const n = get("context"), sizes = MODELS[get("model")];
@@ -81,7 +81,7 @@ export default {
       const largest = Math.max(...chosen.map(([, flops]) => flops));
       body.replaceChildren(...chosen.map(([name, flops, made], i) => make("tr", {},
         make("th", { scope: "row" }, name),
-        make("td", {}, make("output", { "data-testid": `step-${i}`, "data-value": flops }, short(flops)),
+        make("td", {}, make("span", { "data-testid": `step-${i}`, "data-value": flops }, short(flops)),
           make("span", { class: "bar", style: `width:${(100 * flops) / largest}%`, "aria-hidden": "true" })),
         make("td", {}, short(made)))));
       const sum = (kind) => steps(kind, n, sizes).reduce((total, [, flops]) => total + flops, 0);

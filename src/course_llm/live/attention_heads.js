@@ -102,8 +102,8 @@ export default {
 
     const rows = tokens.map((token, i) => {
       const row = {
-        score: make("output", { "data-testid": `score-${i}` }),
-        weight: make("output", { "data-testid": `weight-${i}` }),
+        score: make("span", { "data-testid": `score-${i}` }),
+        weight: make("span", { "data-testid": `weight-${i}` }),
         bar: make("span", { class: "bar", "aria-hidden": "true" }),
       };
       row.node = make("tr", {}, make("th", { scope: "row" }, token), make("td", {}, row.score),

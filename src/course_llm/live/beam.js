@@ -96,7 +96,7 @@ export default {
         const box = make("div", { class: `node ${state}`, "data-path": node.path.join(" "), "data-state": state },
           make("span", {}, make("strong", {}, node.token), ` ${node.prob.toFixed(2)}`),
           make("span", { class: "small" }, isKept ? "kept " : tried ? "dropped " : "",
-            make("output", {}, tried ? Math.exp(node.logProb).toFixed(3) : "")));
+            make("span", {}, tried ? Math.exp(node.logProb).toFixed(3) : "")));
         box.style.gridColumn = column;
         box.style.gridRow = `${before + 1} / span ${leaves(node)}`;
         return box;

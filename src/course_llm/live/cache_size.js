@@ -69,7 +69,7 @@ export default {
     };
     // powers of two on an even scale
     const slider = (key, name) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
         type: "range", min: 0, max: CHOICES[key].length - 1, step: 1, "data-testid": key,
         oninput: () => set(key, CHOICES[key][input.value]),
@@ -87,7 +87,7 @@ export default {
     const lines = {
       token: "one token", text: "one text", batch: "all texts", mha: "all texts, were it multi-head attention", weights: "weights, 16 bits",
     };
-    const cells = Object.fromEntries(Object.keys(lines).map((key) => [key, make("output", { "data-testid": `bytes-${key}` })]));
+    const cells = Object.fromEntries(Object.keys(lines).map((key) => [key, make("span", { "data-testid": `bytes-${key}` })]));
     const bars = { weights: make("span", { class: "bar" }), cache: make("span", { class: "bar second" }) };
     const gauge = make("div", {
       style: "display:flex;width:100%;border:1px solid var(--live-muted);border-radius:0.15rem;overflow:hidden;margin:0.5rem 0", "aria-hidden": "true",

@@ -85,7 +85,7 @@ export default {
     const said = make("p", { "data-testid": "said" });
     const rows = get("tokens").map((token, i) => {
       const row = {
-        value: make("output", { "data-testid": `prob-${i}` }),
+        value: make("span", { "data-testid": `prob-${i}` }),
         bar: make("span", { class: "bar", "aria-hidden": "true" }),
       };
       row.node = make("tr", {}, make("th", { scope: "row" }, token), make("td", {}, row.value),

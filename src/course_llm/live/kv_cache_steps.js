@@ -63,7 +63,7 @@ export default {
     const redraws = [];
 
     const slider = (key, name, least, most, by = 1, also = {}) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
         type: "range", min: least(), max: most(), step: by, "data-testid": key,
         oninput: () => set({ [key]: Number(input.value), ...also }),
@@ -92,7 +92,7 @@ export default {
     const again = make("button", { type: "button", "data-testid": "again", onclick: () => set({ step: 0 }) }, "start again");
     const names = { phase: "step", pushed: "tokens through the model", flops: "FLOPs of this step", total: "FLOPs so far",
       cache: "cache", read: "bytes read", intensity: "FLOPs per byte" };
-    const cells = Object.fromEntries(Object.keys(names).map((key) => [key, make("output", { "data-testid": key })]));
+    const cells = Object.fromEntries(Object.keys(names).map((key) => [key, make("span", { "data-testid": key })]));
     const other = make("p", { "aria-live": "polite", "data-testid": "said" });
 
     const update = () => {

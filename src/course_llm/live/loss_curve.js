@@ -63,7 +63,7 @@ export default {
       model.save_changes();
     };
 
-    const shown = make("output", { "data-testid": "probability-value" });
+    const shown = make("span", { "data-testid": "probability-value" });
     const input = make("input", {
       type: "range", min: LOWEST, max: 1, step: 0.001, "data-testid": "probability",
       oninput: () => set("probability", Number(input.value)),
@@ -79,7 +79,7 @@ export default {
       ["choices", "as hard as guessing among 1/p tokens", choices, 2],
       ["slope", "gradient in the token's logit, p − 1", slope, 3],
     ].map(([id, words, value, digits]) => {
-      const output = make("output", { "data-testid": id });
+      const output = make("span", { "data-testid": id });
       return { output, value, digits, node: make("tr", {}, make("th", { scope: "row" }, words), make("td", {}, output)) };
     });
 

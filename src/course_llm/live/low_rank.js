@@ -102,16 +102,16 @@ export default {
       model.save_changes();
     };
     const kinds = ["three programmes", "programmes without noise", "noise alone"];
-    const shown = make("output", { "data-testid": "rank-value" });
+    const shown = make("span", { "data-testid": "rank-value" });
     const rank = make("input", {
       type: "range", min: 1, max: ROWS, step: 1, "data-testid": "rank", oninput: () => set("rank", Number(rank.value)),
     });
     const matrix = make("select", { "data-testid": "matrix", onchange: () => set("matrix", matrix.value) },
       ...kinds.map((kind) => make("option", { value: kind }, kind)));
-    const numbers = Object.fromEntries(["error", "stored", "full"].map((id) => [id, make("output", { "data-testid": id })]));
+    const numbers = Object.fromEntries(["error", "stored", "full"].map((id) => [id, make("span", { "data-testid": id })]));
     const before = make("figure", { style: "margin:0" }), after = make("figure", { style: "margin:0" });
     const bars = Array.from({ length: ROWS }, (_, i) => {
-      const value = make("output", { "data-testid": `sigma-${i}` });
+      const value = make("span", { "data-testid": `sigma-${i}` });
       const bar = make("span", { class: "bar", "aria-hidden": "true" });
       return { value, bar, node: make("tr", {}, make("th", { scope: "row" }, `σ${i + 1}`), make("td", {}, value),
         make("td", { style: "width:70%" }, bar)) };

@@ -79,7 +79,7 @@ export default {
       "weights": "attention weights", "boolean": "boolean mask", "additive": "additive mask",
     });
     const sliders = Object.entries(SLIDERS).map(([key, name]) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
         type: "range", min: key === "window" ? 1 : 0, max: n, step: 1, "data-testid": key,
         oninput: () => set(key, Number(input.value)),
@@ -93,7 +93,7 @@ export default {
     const rows = get("tokens").map((_, i) => {
       const head = make("th", { scope: "row" });
       const cells = get("tokens").map((_, j) => {
-        const output = make("output", { "data-testid": `cell-${i}-${j}` });
+        const output = make("span", { "data-testid": `cell-${i}-${j}` });
         return { output, node: make("td", { style: "text-align:center;padding:0.2rem 0.15rem" }, output) };
       });
       return { head, cells, node: make("tr", {}, head, ...cells.map((c) => c.node)) };

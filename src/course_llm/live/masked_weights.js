@@ -54,7 +54,7 @@ export default {
     const n = tokens.length;
     const shown = (x) => (x === -Infinity ? "−∞" : x.toFixed(3).replace("-", "−"));
 
-    const name = make("output", { "data-testid": "step-value" });
+    const name = make("span", { "data-testid": "step-value" });
     const step = make("input", {
       type: "range", min: 0, max: STEPS.length - 1, step: 1, "data-testid": "step",
       oninput: () => set("step", Number(step.value)),
@@ -80,10 +80,10 @@ export default {
 
     const rows = tokens.map((token, i) => {
       const cells = tokens.map((_, j) => {
-        const output = make("output", { "data-testid": `cell-${i}-${j}` });
+        const output = make("span", { "data-testid": `cell-${i}-${j}` });
         return { output, node: make("td", { style: "text-align:center" }, output) };
       });
-      const total = make("output", { "data-testid": `sum-${i}` });
+      const total = make("span", { "data-testid": `sum-${i}` });
       const node = make("tr", {}, make("th", { scope: "row" }, token), ...cells.map((c) => c.node),
         make("td", { style: "text-align:center" }, total));
       return { cells, total, node };

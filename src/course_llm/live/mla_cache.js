@@ -60,7 +60,7 @@ export default {
     const redraws = [];
 
     const slider = (key, name, minimum, maximum, step) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
         type: "range", min: minimum, max: maximum, step, "data-testid": key,
         oninput: () => set({ [key]: Number(input.value) }),
@@ -82,7 +82,7 @@ export default {
 
     const rows = KINDS.map((kind) => {
       const row = { kind };
-      for (const cell of ["elements", "bytes", "share"]) row[cell] = make("output", { "data-testid": `${cell}-${kind}` });
+      for (const cell of ["elements", "bytes", "share"]) row[cell] = make("span", { "data-testid": `${cell}-${kind}` });
       row.bar = make("span", { class: kind === "mla" ? "bar second" : "bar", "aria-hidden": "true" });
       row.node = make("tr", {}, make("th", { scope: "row" }, kind.toUpperCase()),
         make("td", {}, row.elements, row.bar), make("td", {}, row.bytes), make("td", {}, row.share));

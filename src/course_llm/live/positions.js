@@ -73,7 +73,7 @@ export default {
       return make("label", {}, make("span", {}, name), input);
     };
     const slider = (key, name) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", { type: "range", min: 0, max: FURTHEST, step: 1, "data-testid": key,
         oninput: () => set({ [key]: Number(input.value) }) });
       const update = () => {
@@ -97,9 +97,9 @@ export default {
         first: draw("line", { x1: 0, y1: 0, stroke: "var(--live-1)", "stroke-width": 4, "stroke-linecap": "round" }),
         second: draw("line", { x1: 0, y1: 0, stroke: "var(--live-2)", "stroke-width": 4, "stroke-linecap": "round",
           "stroke-dasharray": "1 7" }),
-        first_angle: make("output", { "data-testid": `angle-m-${i}` }),
-        second_angle: make("output", { "data-testid": `angle-n-${i}` }),
-        part: make("output", { "data-testid": `part-${i}` }),
+        first_angle: make("span", { "data-testid": `angle-m-${i}` }),
+        second_angle: make("span", { "data-testid": `angle-n-${i}` }),
+        part: make("span", { "data-testid": `part-${i}` }),
       };
       clock.node = draw("svg", { viewBox: "-52 -52 104 104", "aria-hidden": "true" },
         draw("circle", { r: 48, fill: "none", stroke: "var(--live-line)" }),
@@ -114,7 +114,7 @@ export default {
     faces.style.cssText = "display: grid; grid-template-columns: repeat(auto-fit, minmax(4.5rem, 1fr)); gap: 0.5rem; max-width: 34rem;";
 
     const legend = make("p", {});
-    const score = make("output", { "data-testid": "score" });
+    const score = make("span", { "data-testid": "score" });
     const said = make("p", { "aria-live": "polite" }, "Dot product: ", score, ". ", make("span", {}));
 
     const update = () => {

@@ -120,11 +120,11 @@ export default {
             set("logits", get("logits").map((z, j) => (j === i ? value : z)));
           },
         }),
-        before: make("output", { "data-testid": `before-${i}` }),
+        before: make("span", { "data-testid": `before-${i}` }),
         beforeBar: make("span", { class: "bar", "aria-hidden": "true" }),
-        after: make("output", { "data-testid": `after-${i}` }),
+        after: make("span", { "data-testid": `after-${i}` }),
         afterBar: make("span", { class: "bar second", "aria-hidden": "true" }),
-        count: make("output", { "data-testid": `count-${i}` }),
+        count: make("span", { "data-testid": `count-${i}` }),
       };
       row.node = make("tr", {},
         make("th", { scope: "row" }, token), make("td", {}, row.logit), make("td", {}, row.before, row.beforeBar),

@@ -79,7 +79,7 @@ export default {
       ...Object.entries(get("laws")).map(([key, law]) => make("option", { value: key }, law.name)));
     const cells = {};
     const row = (name, key) => {
-      cells[key] = { best: make("output", { "data-testid": `best-${key}` }), own: make("output", { "data-testid": `own-${key}` }) };
+      cells[key] = { best: make("span", { "data-testid": `best-${key}` }), own: make("span", { "data-testid": `own-${key}` }) };
       return make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, cells[key].best), make("td", {}, cells[key].own));
     };
     const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "loss against parameters at the chosen budget" });

@@ -88,9 +88,9 @@ export default {
       return make("label", {}, make("span", {}, name, output), input);
     };
 
-    const error = make("output", { "data-testid": "objective" });
-    const least = make("output", { "data-testid": "least" });
-    const share = make("output", { "data-testid": "share" });
+    const error = make("span", { "data-testid": "objective" });
+    const least = make("span", { "data-testid": "least" });
+    const share = make("span", { "data-testid": "share" });
     const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "the runs' losses against parameters, and the law's curve for each budget" });
     picture.style.width = "100%";
     picture.style.maxWidth = "34rem";

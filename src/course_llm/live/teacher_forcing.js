@@ -62,7 +62,7 @@ export default {
     const predictions = get("text").length - 1;
 
     const slider = (key, words, maximum) => {
-      const shown = make("output", { "data-testid": `${key}-value` });
+      const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
         type: "range", min: 1, max: maximum, step: 1, "data-testid": key,
         oninput: () => set(key, Number(input.value)),
@@ -79,14 +79,14 @@ export default {
     const rows = get("text").slice(0, -1).map((_, t) => {
       const row = { truth: make("td", {}) };
       for (const way of ["forced", "free"]) {
-        row[way] = { read: make("span", {}), wrote: make("output", { "data-testid": `${way}-${t}` }), mark: make("span", {}) };
+        row[way] = { read: make("span", {}), wrote: make("span", { "data-testid": `${way}-${t}` }), mark: make("span", {}) };
         row[way].node = make("td", {}, row[way].read, " → ", row[way].wrote, " ", row[way].mark);
       }
       row.node = make("tr", {}, make("th", { scope: "row" }, t), row.truth, row.forced.node, row.free.node);
       return row;
     });
     const totals = ["right", "loss"].map((what) => {
-      const cells = ["forced", "free"].map((way) => make("output", { "data-testid": `${way}-${what}` }));
+      const cells = ["forced", "free"].map((way) => make("span", { "data-testid": `${way}-${what}` }));
       const words = { right: "right", loss: "mean loss of the true token, nats" }[what];
       const node = make("tr", {}, make("th", { scope: "row", colspan: 2 }, words), ...cells.map((cell) => make("td", {}, cell)));
       return { what, cells, node };
