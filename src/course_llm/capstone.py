@@ -296,6 +296,30 @@ def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
     return step_flops(weights, prompt, prompt) + sum(step_flops(weights, 1, keys) for keys in steps)
 
 
+def least_flops(weights: ModelWeights, prompt: int, new: int) -> int:
+    """Counts FLOPs that no generation of this kind can do without; whoever counts fewer works where nobody counts.
+
+    Every pushed token needs its keys and values or its latent in all layers, and attention to what stands
+    before it. In the last layer only the rows that are asked for the next token need more, one per step. The
+    expansion of latents is left out.
+
+    Args:
+        weights: the model's.
+        prompt: tokens of the prompt.
+        new: tokens written, 1 or more.
+    """
+    pushed, total = prompt + new - 1, 2 * new * weights.embedding.numel()
+    keys_seen = {True: sum(range(prompt, pushed + 1)), False: pushed * (pushed + 1) // 2}
+    for index, layer in enumerate(weights.layers):
+        last = index == len(weights.layers) - 1
+        d_hidden, width = layer.w_q.shape
+        stored = layer.w_dkv.shape[1] if isinstance(layer, LatentLayerWeights) else 2 * width
+        rows = new if last else pushed
+        total += 2 * pushed * d_hidden * stored + 4 * keys_seen[last] * width
+        total += 2 * rows * d_hidden * (2 * width + 2 * layer.w_up.shape[1])
+    return total
+
+
 def _rms_norm(x: Tensor, scale: Tensor) -> Tensor:
     """Divides by the root mean square over the last axis and scales; statistics in float32 at least."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
