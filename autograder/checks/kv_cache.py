@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from autograder.inside.codec import Handle
-from autograder.inside.engine import Outcome
-from autograder.spec import Case, Exercise, Gen, Subject, call, scenario, served
+from autograder.inside.engine import Outcome, tensors_in
+from autograder.spec import Case, Exercise, Gen, Mismatch, Subject, call, scenario, served
 from course_llm import kv_cache as ref
 from course_llm.attention import apply_rope
 
@@ -42,6 +42,24 @@ def keep(s: Subject, handle: Handle, method: str, *args: Any) -> Handle:
     return s.new((handle, method), *args)
 
 
+def update(s: Subject, cache: Handle, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Updates and compares. Of a result in the wrong shape only the shapes are kept: rows that nothing was written to hold
+    anything."""
+    try:
+        s.method(cache, "update", k, v)
+    except Mismatch:
+        outcome, want = s.transcript[-1], s.expected[len(s.transcript) - 1]
+        shapes = [tuple(t.shape) for t in tensors_in(outcome.value)]
+        if outcome.error is None and shapes != [tuple(t.shape) for t in tensors_in(want.value)]:
+            s.transcript[-1] = Outcome(value=shapes)
+        raise
+
+
+def count(s: Subject, cache: Handle, name: str) -> None:
+    """Reads a number that must be a Python int: a tensor changes under the hands of whoever has read it."""
+    s.require(type(s.get(cache, name)) is int, f"{name} is not an int")
+
+
 def numbers(want: Any) -> Callable[..., str | None]:
     """A verdict on plain numbers, ints or floats: the value counts, not the type."""
 
@@ -55,7 +73,7 @@ def numbers(want: Any) -> Callable[..., str | None]:
                 a = a.item()
             if isinstance(a, bool) or not isinstance(a, (int, float)):
                 return f"{what} is not a number"
-            if not abs(a - b) <= 1e-6 * abs(b):
+            if not abs(a - b) <= 1e-9 * abs(b):
                 return f"{what} has the wrong value"
         return None
 
@@ -64,9 +82,9 @@ def numbers(want: Any) -> Callable[..., str | None]:
 
 @functools.cache
 def shared_buffers(*key: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two buffers of a shape and dtype that all instances of a near-miss share, as class attributes would."""
-    *shape, dtype = key
-    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+    """Two buffers of a shape, dtype and device that all instances of a near-miss share, as class attributes would."""
+    *shape, dtype, device = key
+    return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
 
 # cached_attention
@@ -89,6 +107,13 @@ def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs
     queries, keys = q.shape[-2], k.shape[-2]
     mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **kwargs)
+
+
+def _far_below(g: Gen, heads: int, kv_heads: int, queries: int, keys: int) -> Case:
+    """Queries and keys whose scores lie far below 0: a mask of some finite number lets the later keys through."""
+    q, k = (g.rand(2, h, n, 3, dtype=F64) + 0.5 for h, n in ((heads, queries), (kv_heads, keys)))
+    case = call(q, -300 * k, g.randn(2, kv_heads, keys, 3, dtype=F64))
+    return case.close(1e-3, 1e-3).says(f"all scores far below 0, {queries} queries on {keys} keys")
 
 
 @cached_attention.group("values", share=2)
@@ -122,7 +147,9 @@ def _(g: Gen):
 
 @cached_attention.group("dtypes", share=1)
 def _(g: Gen):
-    """Keeps the dtype: float16, bfloat16, float64."""
+    """Keeps the dtype: float16, bfloat16, float64; masks whatever the size of the scores."""
+    yield _far_below(g, 2, 2, 4, 4)
+    yield _far_below(g, 2, 2, 3, 6)
     for dtype in (F16, BF16, F64):
         for queries, keys in ((4, 4), (2, 6), (1, 5)):
             case = call(*_qkv(g, 2, 2, queries=queries, keys=keys, dtype=dtype))
@@ -179,6 +206,14 @@ def _(q, k, v):
     return _plain_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
 
 
+@cached_attention.near_miss("square-mask-for-several")
+def _(q, k, v):
+    """One new token is right, but the mask of a chunk starts at the top left, as if its first query were the first token: the queries are the last rows, so align it to the end."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    mask = torch.ones(queries, keys, dtype=torch.bool)
+    return _plain_attention(q, k, v, mask.tril() if queries > 1 else mask)
+
+
 @cached_attention.near_miss("chunk-unmasked")
 def _(q, k, v):
     """Only a whole prompt is masked: in a chunk behind a past, too, a row may not see the rows after it."""
@@ -195,6 +230,34 @@ def _(q, k, v):
 def _(q, k, v):
     """A row does not see its own key: the newest token is in the cache when it attends, and belongs to what it sees."""
     return _plain_attention(q, k, v, _end_mask(q, k, -1))
+
+
+@cached_attention.near_miss("newest-chunk-only")
+def _(q, k, v):
+    """The queries see the new keys only, not the past: everything in the cache lies before them and belongs to what they see."""
+    past = k.shape[-2] - q.shape[-2]
+    return _plain_attention(q, k, v, _end_mask(q, k) & (torch.arange(k.shape[-2]) >= past))
+
+
+@cached_attention.near_miss("mask-after-softmax")
+def _(q, k, v):
+    """The mask is applied after the softmax: the weights of a row do not sum to 1. Mask the scores, then take the softmax."""
+    weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1)
+    return weights.masked_fill(~_end_mask(q, k), 0.0) @ v
+
+
+@cached_attention.near_miss("over-queries")
+def _(q, k, v):
+    """The softmax runs over the queries: each query shares out its attention over the keys, the last axis."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~_end_mask(q, k), -math.inf).softmax(-2) @ v
+
+
+@cached_attention.near_miss("finite-number")
+def _(q, k, v):
+    """A finite number stands where -inf should: when all scores of a row lie far below 0, the hidden keys get the weight. Use -inf."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~_end_mask(q, k), -100.0).softmax(-1) @ v
 
 
 @cached_attention.near_miss("unscaled")
@@ -236,7 +299,7 @@ def _grow(g: Gen, chunks: tuple[int, ...], dtype: torch.dtype = F32, shape=(2, 3
     def run(s: Subject) -> None:
         cache = s.new("KVCache", batch, heads, room, dim, dtype, "cpu")
         for k, v in given:
-            s.method(cache, "update", k, v)
+            update(s, cache, k, v)
             s.get(cache, "length")
 
     return scenario(run)
@@ -248,9 +311,9 @@ def _again(g: Gen, cls: str, dtype: torch.dtype) -> Case:
 
     def run(s: Subject) -> None:
         cache = s.new(cls, 1, 2, 4, 3, dtype, "cpu")
-        s.method(cache, "update", *given[0])
+        update(s, cache, *given[0])
         s.method(cache, "reset")
-        s.method(cache, "update", *given[1])
+        update(s, cache, *given[1])
 
     return scenario(run)
 
@@ -271,17 +334,19 @@ def _(g: Gen):
         )
         s.get(cache, "length")
         for k, v in (first, second):
-            s.method(cache, "update", k=k, v=v)
+            update(s, cache, k=k, v=v)
 
     yield scenario(keywords).says("inputs that are not contiguous, arguments by keyword")
 
 
 @KVCache.group("dtypes", share=1)
 def _(g: Gen):
-    """Stores and returns the dtype it was made with, after reset too."""
+    """Stores and returns the dtype it was made with, after reset too, on the device it was made for."""
     for dtype in (F16, BF16, F64):
         yield _grow(g, (2, 1), dtype).says(str(dtype).removeprefix("torch."))
         yield _again(g, "KVCache", dtype).says(f"{str(dtype).removeprefix('torch.')}, after reset")
+    given = rows(g, 1, 2, 2, 3)
+    yield scenario(lambda s: _elsewhere(s, "KVCache", (1, 2, 4, 3), given)).says("another device")
 
 
 @KVCache.group("reset", share=1)
@@ -291,16 +356,16 @@ def _(g: Gen):
 
     def run(s: Subject) -> None:
         cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
-        s.method(cache, "update", *given[0])
-        s.method(cache, "update", *given[1])
+        update(s, cache, *given[0])
+        update(s, cache, *given[1])
         s.method(cache, "reset")
-        s.get(cache, "length")
+        count(s, cache, "length")
         for k, v in given[1:]:
-            s.method(cache, "update", k, v)
-            s.get(cache, "length")
+            update(s, cache, k, v)
+            count(s, cache, "length")
         s.method(cache, "reset")
         s.method(cache, "reset")
-        s.method(cache, "update", *given[0])
+        update(s, cache, *given[0])
 
     yield scenario(run).says("update, reset, update up to the end, reset twice, update")
 
@@ -308,7 +373,7 @@ def _(g: Gen):
         cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
         s.method(cache, "reset")
         s.get(cache, "length")
-        s.method(cache, "update", *given[0])
+        update(s, cache, *given[0])
 
     yield scenario(empty).says("reset of an empty cache")
 
@@ -320,10 +385,11 @@ def _(g: Gen):
 
     def run(s: Subject) -> None:
         cache = s.new("KVCache", 2, 3, 4, 4, F32, "cpu")
-        s.method(cache, "update", *three)
+        update(s, cache, *three)
+        count(s, cache, "length")
         s.method_raises(ValueError, cache, "update", *two)
         s.get(cache, "length")
-        s.method(cache, "update", *one)
+        update(s, cache, *one)
         s.method_raises(ValueError, cache, "update", *one)
         s.get(cache, "length")
 
@@ -333,12 +399,12 @@ def _(g: Gen):
         cache = s.new("KVCache", 2, 3, 8, 4, F32, "cpu")
         s.method_raises(ValueError, cache, "update", *nine)
         s.get(cache, "length")
-        s.method(cache, "update", *three)
-        s.method(cache, "update", *two)
+        update(s, cache, *three)
+        update(s, cache, *two)
         s.method(cache, "reset")
-        s.method(cache, "update", *three)
+        update(s, cache, *three)
         s.method_raises(ValueError, cache, "update", *nine)
-        s.method(cache, "update", *two)
+        update(s, cache, *two)
 
     yield scenario(empty).says("a prompt that is too long, and again after reset")
 
@@ -350,34 +416,74 @@ def _(g: Gen):
 
     def two(s: Subject) -> None:
         a = s.new("KVCache", 1, 2, 8, 3, F32, "cpu")
-        s.method(a, "update", *given[0])
+        update(s, a, *given[0])
         b = s.new("KVCache", 1, 2, 8, 3, F32, "cpu")
         s.get(b, "length")
-        s.method(b, "update", *given[1])
-        s.method(a, "update", *given[2])
+        update(s, b, *given[1])
+        update(s, a, *given[2])
         s.method(b, "reset")
         s.get(a, "length")
-        s.method(a, "update", *given[3])
+        update(s, a, *given[3])
 
     yield scenario(two).says("two caches side by side")
-    yield scenario(lambda s: _overwrite_inputs(s, "KVCache", (1, 2, 8, 3), given)).says(
+    yield scenario(lambda s: _overwrite_inputs(s, "KVCache", (1, 2, 8, 3), given[0], given[1])).says(
         "a tensor is changed after it was handed in"
+    )
+    full = rows(g, 1, 2, 8, 3)
+    yield scenario(lambda s: _watch_inputs(s, "KVCache", (1, 2, 8, 3), full, given[2])).says(
+        "a prompt that fills the cache is not written to"
     )
     yield scenario(lambda s: _look_back(s, "KVCache", (1, 2, 8, 3), given)).says(
         "earlier results after later updates"
     )
 
 
-def _overwrite_inputs(s: Subject, cls: str, sizes: tuple, given: list) -> None:
+def _beside(s: Subject, cls: str, sizes: tuple, given: tuple, copy: tuple = ("clone",)) -> list[Handle]:
+    """Brings keys and values into the worker, where they stay as tensors that the case can look at again."""
+    batch, heads, room, dim = sizes
+    source = s.new(cls, batch, heads, max(room, given[0].shape[2]), dim, F32, "cpu")
+    returned = keep(s, source, "update", *given)
+    return [keep(s, keep(s, returned, "__getitem__", i), *copy) for i in (0, 1)]
+
+
+def _overwrite_inputs(s: Subject, cls: str, sizes: tuple, handed: tuple, after: tuple) -> None:
     """Hands tensors in, fills them with zeros afterwards, and looks whether the cache notices."""
-    source = s.new(cls, *sizes, F32, "cpu")
-    returned = keep(s, source, "update", *given[0])
-    live = [keep(s, keep(s, returned, "__getitem__", i), "clone") for i in (0, 1)]
+    live = _beside(s, cls, sizes, handed)
     cache = s.new(cls, *sizes, F32, "cpu")
-    s.method(cache, "update", *live)
+    update(s, cache, *live)
     for tensor in live:
         s.ask_method(tensor, "zero_")
-    s.method(cache, "update", *given[1])
+    update(s, cache, *after)
+
+
+def _watch_inputs(s: Subject, cls: str, sizes: tuple, handed: tuple, after: tuple) -> None:
+    """Hands tensors in and looks whether the cache writes into them later."""
+    live = _beside(s, cls, sizes, handed)
+    cache = s.new(cls, *sizes, F32, "cpu")
+    update(s, cache, *live)
+    s.method(cache, "reset")
+    update(s, cache, *after)
+    for tensor in live:
+        s.method(tensor, "clone")
+
+
+def _elsewhere(s: Subject, cls: str, sizes: tuple, given: tuple) -> None:
+    """Makes a cache on the device "meta", which keeps shapes and no numbers: they cannot be copied into buffers elsewhere.
+
+    Whatever else fails there (a number cannot be read, tensors cannot be compared) says nothing about the cache.
+    """
+    batch, heads, room, dim = (
+        sizes  # another size for the helper: instances that share memory are another case's business
+    )
+    live = _beside(s, cls, (batch, heads, room + 1, dim), given, ("to", "meta"))
+    there = True
+    try:
+        cache = s.new(cls, *sizes, F32, "meta")
+        s.ask_method(cache, "update", *live)
+    except Mismatch:
+        there = s.transcript[-1].error.name != "NotImplementedError"  # "Cannot copy out of meta tensor"
+    s.transcript[-1] = Outcome()
+    s.require(there, "the buffers do not lie on the device that was asked for")
 
 
 def _look_back(s: Subject, cls: str, sizes: tuple, given: list) -> None:
@@ -385,7 +491,7 @@ def _look_back(s: Subject, cls: str, sizes: tuple, given: list) -> None:
     cache = s.new(cls, *sizes, F32, "cpu")
     returned = keep(s, cache, "update", *given[0])
     for k, v in given[1:]:
-        s.method(cache, "update", k, v)
+        update(s, cache, k, v)
         s.method(returned, "__getitem__", 0)
         s.method(returned, "__getitem__", 1)
 
@@ -535,6 +641,14 @@ class _(_Store):
         super().__init__(batch, kv_heads, max_seq, head_dim, F32, device)
 
 
+@KVCache.near_miss("always-on-the-cpu")
+class _(_Store):
+    """The buffers lie on the CPU whatever device is asked for: pass device on when you allocate them."""
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, max_seq, head_dim, dtype, "cpu")
+
+
 @KVCache.near_miss("values-from-keys")
 class _(_Store):
     """The values that come back are keys: keep two buffers, one for k and one for v."""
@@ -550,7 +664,7 @@ class _(_Store):
 
     def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
         super().__init__(batch, kv_heads, max_seq, head_dim, dtype, device)
-        self.k, self.v = shared_buffers(batch, kv_heads, max_seq, head_dim, dtype)
+        self.k, self.v = shared_buffers(batch, kv_heads, max_seq, head_dim, dtype, str(device))
 
 
 @KVCache.near_miss("keeps-the-callers-tensor")
@@ -565,6 +679,72 @@ class _(_Store):
             return k, v
         self.write(0, *self.first)
         return super().update(k, v)
+
+
+@KVCache.near_miss("keeps-a-full-prompt")
+class _(_Store):
+    """A prompt that fills the cache is kept as it was handed in, and overwritten later: copy it into the buffer."""
+
+    def update(self, k, v):
+        if self.length == 0 and k.shape[2] == self.k.shape[2]:
+            self.k, self.v, self.length = k, v, k.shape[2]
+            return k, v
+        return super().update(k, v)
+
+
+@KVCache.near_miss("keys-and-values-swapped")
+class _(_Store):
+    """Keys and values have changed places on the way out: return the pair in the order (keys, values)."""
+
+    def update(self, k, v):
+        keys, values = super().update(k, v)
+        return values, keys
+
+
+@KVCache.near_miss("last-row-refused")
+class _(_Store):
+    """The last free row is refused: length + new may be max_seq, only more does not fit."""
+
+    def check(self, new):
+        super().check(new + 1)
+
+
+@KVCache.near_miss("refusal-forgets-all")
+class _(_Store):
+    """A refused update empties the cache: it must change nothing, the tokens before are still there."""
+
+    def check(self, new):
+        try:
+            super().check(new)
+        except ValueError:
+            self.length = 0
+            raise
+
+
+@KVCache.near_miss("length-is-a-tensor")
+class _(_Store):
+    """length is a tensor: whoever has read it sees it change, and it costs a look at the device. Keep an int."""
+
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, max_seq, head_dim, dtype, device)
+        self.reset()
+
+    def reset(self):
+        self.length = torch.tensor(0)
+
+
+@KVCache.near_miss("rows-move")
+class _(_Store):
+    """The rows move when new ones come, and so does what was returned earlier: leave a row where it is and write behind it."""
+
+    def update(self, k, v):
+        new, room = k.shape[2], self.k.shape[2]
+        self.check(new)
+        for buffer, rows_ in ((self.k, k), (self.v, v)):
+            buffer[:, :, : room - new] = buffer[:, :, new:].clone()
+            buffer[:, :, room - new :] = rows_
+        self.length += new
+        return self.k[:, :, room - self.length :], self.v[:, :, room - self.length :]
 
 
 # rope_at
@@ -938,9 +1118,75 @@ def _(model, ids, max_new_tokens, eos_id=None):
         logits, cache = model(unread, cache)
         unread = logits[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat([ids, unread], dim=1)
-        if (unread == eos_id).any():
+        if eos_id is not None and (unread == eos_id).any():
             break
     return ids
+
+
+@generate_cached.near_miss("stops-when-all-end-at-once")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Generation stops only when all rows write EOS in the same step: remember which rows have finished, and fill them."""
+    unread, cache = ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        unread = logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, unread], dim=1)
+        if eos_id is not None and (unread == eos_id).all():
+            break
+    return ids
+
+
+@generate_cached.near_miss("filled-with-zero")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Finished rows are filled with token 0: fill them with eos_id."""
+    text = ref.generate_cached(model, ids, max_new_tokens, eos_id)
+    new = text[:, ids.shape[1] :]
+    ended = (new == eos_id).long().cumsum(1) if eos_id is not None else torch.zeros_like(new)
+    return torch.cat([ids, new.masked_fill(ended > 1, 0)], dim=1)
+
+
+@generate_cached.near_miss("last-eos-not-written")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """The step in which the last row ends is not written: add its tokens, the EOS belongs to the text, then stop."""
+    text = ref.generate_cached(model, ids, max_new_tokens, eos_id)
+    if eos_id is None or not (text[:, ids.shape[1] :] == eos_id).any(1).all():
+        return text
+    return text[:, :-1]
+
+
+@generate_cached.near_miss("zero-taken-for-none")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """An eos_id of 0 is taken for none: 0 is a token like any other, so ask whether it `is None`."""
+    return ref.generate_cached(model, ids, max_new_tokens, eos_id or None)
+
+
+@generate_cached.near_miss("new-tokens-only")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Only the new tokens come back: return the prompt with the new tokens behind it."""
+    return ref.generate_cached(model, ids, max_new_tokens, eos_id)[:, ids.shape[1] :]
+
+
+@generate_cached.near_miss("one-token-too-many")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """One token more is written than asked for: max_new_tokens counts the one that the prompt's logits give, too."""
+    return ref.generate_cached(model, ids, max_new_tokens + 1, eos_id)
+
+
+@generate_cached.near_miss("one-token-at-least")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """A token is written though max_new_tokens is 0: then the prompt comes back as it is."""
+    return ref.generate_cached(model, ids, max(1, max_new_tokens), eos_id)
+
+
+@generate_cached.near_miss("first-row-for-all")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """Every row gets the token of the first: each has logits of its own, so take the arg-max over the last axis alone."""
+
+    def step(model, ids, unread, cache):
+        logits, cache = _last(model(unread, cache))
+        return logits[:1].expand_as(logits), cache
+
+    return _loop(step)(model, ids, max_new_tokens, eos_id)
 
 
 @generate_cached.near_miss("stops-at-nothing")
@@ -962,6 +1208,24 @@ def _(model, ids, max_new_tokens, eos_id=None):
 def _(model, ids, max_new_tokens, eos_id=None):
     """An EOS in the prompt ends the row at once: only an EOS that the model writes counts."""
     finished = (ids == eos_id).any(dim=1) if eos_id is not None else torch.zeros(len(ids), dtype=torch.bool)
+    unread, cache = ids, None
+    for _ in range(max_new_tokens):
+        logits, cache = model(unread, cache)
+        token = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            token = token.masked_fill(finished, eos_id)
+            finished = finished | (token == eos_id)
+        unread = token[:, None]
+        ids = torch.cat([ids, unread], dim=1)
+        if finished.all():
+            break
+    return ids
+
+
+@generate_cached.near_miss("last-prompt-token-counts")
+def _(model, ids, max_new_tokens, eos_id=None):
+    """A prompt that ends with EOS ends the row at once: only an EOS that the model writes counts."""
+    finished = ids[:, -1] == eos_id if eos_id is not None else torch.zeros(len(ids), dtype=torch.bool)
     unread, cache = ids, None
     for _ in range(max_new_tokens):
         logits, cache = model(unread, cache)
@@ -1087,6 +1351,12 @@ def _(real):
     return real.long().cumsum(-1)
 
 
+@positions_from_padding.near_miss("counts-over-the-batch")
+def _(real):
+    """The sum runs over the batch: count along the text, the last axis, in each row."""
+    return (real.long().cumsum(0) - 1).clamp(min=0)
+
+
 @positions_from_padding.near_miss("adds-the-padding")
 def _(real):
     """The padding is added to the position instead of taken off: position = column - padding."""
@@ -1130,11 +1400,13 @@ def _(g: Gen):
 @decode_intensity.group("arguments", share=2)
 def _(g: Gen):
     """Follows every argument: the batch, the cache's length, layers, heads, widths and bytes."""
-    base = [3, 5, 2, 4, 2, 2, 8, 2]
+    base = [3, 5, 2, 6, 2, 2, 8, 2]
     names = ["batch", "seq", "layers", "heads", "kv_heads", "head_dim", "d_ff", "bytes_per_element"]
     for i, name in enumerate(names):
         yield _decode(*base[:i], 2 * base[i], *base[i + 1 :]).says(f"{name} doubled")
     yield _decode(*base[:7], 0.5).says("4 bits: half a byte")
+    yield _decode(3, 5, 3, 3, 1, 1, 2, 0.75).says("6 bits: three quarters of a byte")
+    yield _decode(63, 4097, 81, 37, 3, 127, 14_337, 2).says("counts beyond 32 bits, to the last digit")
     yield _decode(1, 1, 1, 1, 1, 1, 1, 1).says("ones")
     keywords = dict(zip(names, base, strict=True))
     yield call(**keywords).judge(numbers(ref.decode_intensity(**keywords))).says("by keyword")
@@ -1230,6 +1502,66 @@ def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     return _intensity(batch * layers * (2 * w + 4 * seq * kv_heads * head_dim), read)
 
 
+@decode_intensity.near_miss("half-the-attention")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Attention is counted half: 2 · seq · d for the scores and as much for the weighted sum, 4 · seq · d together."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 2 * seq * d), read)
+
+
+@decode_intensity.near_miss("one-flop-per-weight")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Each weight is counted once: it costs a multiplication and an addition per token, so 2 w."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("one-layer")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """These are the numbers of one layer: every layer has its own weights and its own cache."""
+    return ref.decode_intensity(batch, seq, 1, heads, kv_heads, head_dim, d_ff, bytes_per_element)
+
+
+@decode_intensity.near_miss("bytes-of-one-layer")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The bytes are those of one layer: every layer's weights and cache are read."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(batch * layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("one-sequence-of-flops")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The FLOPs are those of one sequence: every sequence of the batch pushes a token through all weights."""
+    d, w = _weights(heads, kv_heads, head_dim, d_ff)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return _intensity(layers * (2 * w + 4 * seq * d), read)
+
+
+@decode_intensity.near_miss("whole-flops-per-byte")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The intensity is cut to a whole number: divide with `/`, not `//`."""
+    flops, read, _ = ref.decode_intensity(
+        batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element
+    )
+    return flops, read, flops // read
+
+
+@decode_intensity.near_miss("always-fp16")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Every element is counted with two bytes: multiply by bytes_per_element."""
+    return ref.decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, 2)
+
+
+@decode_intensity.near_miss("float32")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """Large counts lose their last digits: float32 holds seven of them. Count with Python's ints."""
+    counts = ref.decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element)
+    return tuple(torch.tensor(counts, dtype=F32).tolist())
+
+
 # kv_cache_bytes
 
 kv_cache_bytes = Exercise("kv_cache_bytes", ref, see="cache-size")
@@ -1259,6 +1591,7 @@ def _(g: Gen):
     yield _size(2, 3, 5, 7, 12, bytes_per_element=1).says("by keyword")
     yield _size(2, 3, 5, 7, 12, 0.5).says("4 bits: half a byte")
     yield _size(3, 1, 5, 7, 13, 0.75).says("6 bits: three quarters of a byte")
+    yield _size(63, 32_769, 97, 97, 127, 1).says("a size beyond 32 bits, to the last digit")
 
 
 @kv_cache_bytes.near_miss("query-heads")
@@ -1301,6 +1634,38 @@ def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
 def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
     """This is the cache of one sequence: the sequences of a batch share weights, but not keys and values."""
     return 2 * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("one-token")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """This is the cache of one token: keys and values are kept for every token of the text, so multiply by seq."""
+    return 2 * batch * layers * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("fp32-unless-said")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=4):
+    """An element has four bytes when nothing is said: the default is 2, FP16."""
+    return 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element
+
+
+@kv_cache_bytes.near_miss("megabytes")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """These are megabytes: return bytes."""
+    return 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element / 1e6
+
+
+@kv_cache_bytes.near_miss("float32")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """Large sizes lose their last digits: float32 holds seven of them. Multiply Python's ints."""
+    size = 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element
+    return torch.tensor(size, dtype=F32).item()
+
+
+@kv_cache_bytes.near_miss("int32")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """Large sizes overflow: an int32 ends at 2,147,483,647 bytes, 2 GB. Multiply Python's ints, or use int64."""
+    elements = 2 * batch * seq * layers * kv_heads * head_dim
+    return ((elements + 2**31) % 2**32 - 2**31) * bytes_per_element
 
 
 # grouped_query_attention
@@ -1364,7 +1729,8 @@ def _(g: Gen):
 
 @grouped_query_attention.group("dtypes", share=1)
 def _(g: Gen):
-    """Keeps the dtype: float16, bfloat16, float64."""
+    """Keeps the dtype: float16, bfloat16, float64; masks whatever the size of the scores."""
+    yield _far_below(g, 4, 2, 4, 4)
     for dtype in (F16, BF16, F64):
         for queries in (4, 1):
             case = call(*_gqa(g, 4, 2, queries, 4, dtype=dtype))
@@ -1392,13 +1758,13 @@ def _(q, k, v):
 @grouped_query_attention.near_miss("first-kv-head")
 def _(q, k, v):
     """All query heads read the first kv head: that is multi-query attention; each group has a kv head of its own."""
-    return ref.cached_attention(q, k[:, :1], v[:, :1])
+    return _plain_attention(q, k[:, :1], v[:, :1], _end_mask(q, k))
 
 
 @grouped_query_attention.near_miss("mean-of-kv-heads")
 def _(q, k, v):
     """All query heads read the mean of the kv heads: each group reads its own kv head, and nothing is averaged here."""
-    return ref.cached_attention(q, k.mean(1, keepdim=True), v.mean(1, keepdim=True))
+    return _plain_attention(q, k.mean(1, keepdim=True), v.mean(1, keepdim=True), _end_mask(q, k))
 
 
 @grouped_query_attention.near_miss("keys-shared-values-not")
@@ -1428,6 +1794,46 @@ def _(q, k, v):
     if q.shape[1] == k.shape[1]:
         scale = q.shape[-1] ** -0.5
     return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), _end_mask(q, k), scale)
+
+
+@grouped_query_attention.near_miss("scaled-by-all-heads")
+def _(q, k, v):
+    """The scores are divided by the square root of the width of all heads: a score is one dot product of width d_k."""
+    scale = (q.shape[-1] * q.shape[1]) ** -0.5
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), _end_mask(q, k), scale)
+
+
+@grouped_query_attention.near_miss("scaled-by-d-v")
+def _(q, k, v):
+    """The scores are divided by the square root of d_v: their spread comes from the width of the keys, d_k."""
+    scale = v.shape[-1] ** -0.5
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), _end_mask(q, k), scale)
+
+
+@grouped_query_attention.near_miss("unscaled")
+def _(q, k, v):
+    """The scores are not divided by the square root of d_k."""
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), _end_mask(q, k), 1.0)
+
+
+@grouped_query_attention.near_miss("chunk-unmasked")
+def _(q, k, v):
+    """Only a whole prompt is masked: in a chunk behind a past, too, a row may not see the rows after it."""
+    mask = _end_mask(q, k) if q.shape[-2] == k.shape[-2] else None
+    return _plain_attention(q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), mask)
+
+
+@grouped_query_attention.near_miss("heads-shuffled")
+def _(q, k, v):
+    """The heads come out in another order: they went in as (kv head, place in the group), so flatten them in that order again."""
+    out = ref.grouped_query_attention(q, k, v)
+    return out.unflatten(1, (k.shape[1], -1)).transpose(1, 2).flatten(1, 2)
+
+
+@grouped_query_attention.near_miss("first-sequence-for-all")
+def _(q, k, v):
+    """Every sequence reads the keys of the first: they have the batch axis in common with the queries, so keep it."""
+    return ref.grouped_query_attention(q, k[:1].expand_as(k), v)
 
 
 @grouped_query_attention.near_miss("one-head-per-group")
@@ -1496,6 +1902,30 @@ def _(w, heads, kv_heads):
     return w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).sum(-2).flatten(-2)
 
 
+@mha_to_gqa.near_miss("divided-by-kv-heads")
+def _(w, heads, kv_heads):
+    """The sum of a group is divided by the number of groups: a group has heads / kv_heads members."""
+    return w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).sum(-2).flatten(-2) / kv_heads
+
+
+@mha_to_gqa.near_miss("groups-of-kv-heads")
+def _(w, heads, kv_heads):
+    """A group has kv_heads members here, and heads / kv_heads heads are left: kv_heads is what is left."""
+    return w.unflatten(-1, (heads // kv_heads, kv_heads, -1)).mean(-2).flatten(-2)
+
+
+@mha_to_gqa.near_miss("largest")
+def _(w, heads, kv_heads):
+    """The largest entry of the group is taken: pool by the mean."""
+    return w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).amax(-2).flatten(-2)
+
+
+@mha_to_gqa.near_miss("transposed")
+def _(w, heads, kv_heads):
+    """The means are right but rows and columns have changed places: the shape is (d_in, kv_heads · head_dim)."""
+    return w.unflatten(-1, (kv_heads, heads // kv_heads, -1)).mean(-2).flatten(-2).T
+
+
 @mha_to_gqa.near_miss("first-heads-of-all")
 def _(w, heads, kv_heads):
     """The first kv_heads heads are kept: every group contributes one head, the mean of its members."""
@@ -1522,7 +1952,7 @@ def _roll(
     def run(s: Subject) -> None:
         cache = s.new("RollingKVCache", batch, heads, window, 4, dtype, "cpu")
         for k, v in given:
-            s.method(cache, "update", k, v)
+            update(s, cache, k, v)
             s.get(cache, "length")
 
     return scenario(run)
@@ -1553,7 +1983,7 @@ def _(g: Gen):
         )
         s.get(cache, "length")
         for k, v in (first, second):
-            s.method(cache, "update", k=k, v=v)
+            update(s, cache, k=k, v=v)
 
     yield scenario(keywords).says("inputs that are not contiguous, arguments by keyword")
 
@@ -1574,12 +2004,13 @@ def _(g: Gen):
     def run(s: Subject) -> None:
         cache = s.new("RollingKVCache", 1, 2, 4, 4, F32, "cpu")
         s.method(cache, "reset")
-        s.method(cache, "update", *given[0])
+        update(s, cache, *given[0])
+        count(s, cache, "length")
         s.method(cache, "reset")
-        s.get(cache, "length")
+        count(s, cache, "length")
         for k, v in given[1:]:
-            s.method(cache, "update", k, v)
-            s.get(cache, "length")
+            update(s, cache, k, v)
+            count(s, cache, "length")
 
     yield scenario(run).says("a full window, reset, fewer tokens, then more")
 
@@ -1591,17 +2022,19 @@ def _(g: Gen):
 
     def two(s: Subject) -> None:
         a = s.new("RollingKVCache", 1, 2, 6, 3, F32, "cpu")
-        s.method(a, "update", *given[0])
+        update(s, a, *given[0])
         b = s.new("RollingKVCache", 1, 2, 6, 3, F32, "cpu")
-        s.method(b, "update", *given[1])
-        s.method(a, "update", *given[2])
+        update(s, b, *given[1])
+        update(s, a, *given[2])
         s.method(b, "reset")
-        s.method(a, "update", *given[3])
+        update(s, a, *given[3])
 
     yield scenario(two).says("two caches side by side")
-    yield scenario(lambda s: _overwrite_inputs(s, "RollingKVCache", (1, 2, 4, 3), given)).says(
-        "a tensor is changed after it was handed in"
-    )
+    for new, words in ((2, "shorter than"), (4, "as long as"), (6, "longer than")):
+        handed = rows(g, 1, 2, new, 3)
+        yield scenario(
+            lambda s, handed=handed: _overwrite_inputs(s, "RollingKVCache", (1, 2, 4, 3), handed, given[1])
+        ).says(f"a chunk {words} the window is changed after it was handed in")
     yield scenario(lambda s: _look_back(s, "RollingKVCache", (1, 2, 4, 3), given)).says(
         "earlier results after later updates"
     )
@@ -1615,7 +2048,7 @@ def _(g: Gen):
     def run(s: Subject) -> None:
         cache = s.new("RollingKVCache", 1, 2, 5, 4, F32, "cpu")
         for i in range(0, 200, 10):
-            s.method(cache, "update", k[:, :, i : i + 10], v[:, :, i : i + 10])
+            update(s, cache, k[:, :, i : i + 10], v[:, :, i : i + 10])
         largest = s.measure((cache, "update"), k[:, :, :1], v[:, :, :1]).largest
         room = 2 * 2 * (5 + 1) * 4
         s.require(
@@ -1676,6 +2109,54 @@ class _(_Rolling):
         return keys[:, :, order], values[:, :, order], positions[order]
 
 
+@RollingKVCache.near_miss("rows-in-order-of-storage")
+class _(_Rolling):
+    """The positions are in order, but the rows come in the order of the ring's slots: once the ring has turned, the oldest row is not the first, so reorder keys and values."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        order = (positions % self.window).argsort()
+        return keys[:, :, order], values[:, :, order], positions
+
+
+@RollingKVCache.near_miss("keys-and-values-swapped")
+class _(_Rolling):
+    """Keys and values have changed places on the way out: return keys, values and positions."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        return values, keys, positions
+
+
+@RollingKVCache.near_miss("positions-from-one")
+class _(_Rolling):
+    """Positions count from 1: the first token ever seen has position 0."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        return keys, values, positions + 1
+
+
+@RollingKVCache.near_miss("whole-window-always")
+class _(_Rolling):
+    """A whole window comes back while the text is shorter, with rows that nothing was written to: return min(length, window) rows."""
+
+    def update(self, k, v):
+        keys, values, positions = super().update(k, v)
+        empty = self.window - keys.shape[2]
+        return F.pad(keys, (0, 0, 0, empty)), F.pad(values, (0, 0, 0, empty)), positions
+
+
+@RollingKVCache.near_miss("long-chunk-refused")
+class _(_Rolling):
+    """A chunk longer than the window is refused: a prompt may be that long, and its last rows are kept."""
+
+    def push(self, k, v):
+        if k.shape[2] > self.window:
+            raise ValueError(f"RollingKVCache.update needs new <= window, got {k.shape[2]}")
+        super().push(k, v)
+
+
 @RollingKVCache.near_miss("newest-first")
 class _(_Rolling):
     """The newest row comes first: return the oldest first, as in the text."""
@@ -1691,6 +2172,14 @@ class _(_Rolling):
 
     def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
         super().__init__(batch, kv_heads, window + 1, head_dim, dtype, device)
+
+
+@RollingKVCache.near_miss("one-row-too-few")
+class _(_Rolling):
+    """window − 1 rows are kept: a window of w holds the newest token and the w − 1 before it."""
+
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        super().__init__(batch, kv_heads, max(1, window - 1), head_dim, dtype, device)
 
 
 @RollingKVCache.near_miss("start-of-long-chunk")
@@ -1786,13 +2275,55 @@ class _(_Rolling):
         )
 
 
+@RollingKVCache.near_miss("views-of-a-shifted-buffer")
+class _(_Rolling):
+    """What update returned earlier changes when the rows are shifted, because it is a view of the buffer: return a copy."""
+
+    def push(self, k, v):
+        if self.length == 0:
+            shape = (*k.shape[:2], self.window, k.shape[3])
+            self.buffers = k.new_zeros(shape), v.new_zeros(shape)
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
+            buffer.copy_(torch.cat([buffer, new], dim=2)[:, :, -self.window :])
+        self.length += k.shape[2]
+
+    def update(self, k, v):
+        self.push(k, v)
+        rows_ = min(self.length, self.window)
+        keys, values = (buffer[:, :, self.window - rows_ :] for buffer in self.buffers)
+        return keys, values, torch.arange(self.length - rows_, self.length)
+
+
+@RollingKVCache.near_miss("keeps-the-callers-rows")
+class _(_Rolling):
+    """The cache keeps the rows it is handed, not copies: when the caller changes them, the cache changes. Copy them."""
+
+    def push(self, k, v):
+        old_k, old_v = ([], []) if self.length == 0 else (self.rows_k, self.rows_v)
+        self.rows_k = (old_k + list(k.unbind(2)))[-self.window :]
+        self.rows_v = (old_v + list(v.unbind(2)))[-self.window :]
+        self.k, self.v = torch.stack(self.rows_k, dim=2), torch.stack(self.rows_v, dim=2)
+        self.length += k.shape[2]
+
+
+@RollingKVCache.near_miss("keeps-a-full-chunk")
+class _(_Rolling):
+    """A chunk that fills the window is kept as it was handed in: when the caller changes it, the cache changes. Copy its last rows."""
+
+    def push(self, k, v):
+        if k.shape[2] < self.window:
+            return super().push(k, v)
+        self.k, self.v = k[:, :, -self.window :], v[:, :, -self.window :]
+        self.length += k.shape[2]
+
+
 @RollingKVCache.near_miss("shared-by-all")
 class _(_Rolling):
     """All caches share one memory (a class attribute or a default argument): make the buffers in __init__, for each cache."""
 
     def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
         super().__init__(batch, kv_heads, window, head_dim, dtype, device)
-        self.ring = shared_buffers(batch, kv_heads, window, head_dim, dtype)
+        self.ring = shared_buffers(batch, kv_heads, window, head_dim, dtype, str(device))
 
     def update(self, k, v):
         rows_ = min(self.length, self.window)
@@ -1979,6 +2510,40 @@ def _(x):
     return (x / torch.where(scale == 0, 1, scale)).round().to(torch.int32).to(torch.int8), scale
 
 
+@quantize_kv.near_miss("without-magnitude-but-cut")
+def _(x):
+    """The scale comes from the largest value, not the largest magnitude: larger negative numbers are cut off at -127, so take the absolute value first."""
+    scale = x.amax(dim=-1, keepdim=True) / 127
+    return _rounded(x, scale)
+
+
+@quantize_kv.near_miss("down-to-minus-128")
+def _(x):
+    """The scale is the largest magnitude divided by 128, and q reaches -128: symmetric quantisation uses -127 to 127, so divide by 127."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 128
+    return (x / torch.where(scale == 0, 1, scale)).round().clamp(-128, 127).to(torch.int8), scale
+
+
+@quantize_kv.near_miss("rounds-down")
+def _(x):
+    """The quotient is rounded down, an error of up to a whole step: round to the nearest integer."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    return (x / torch.where(scale == 0, 1, scale)).floor().clamp(-127, 127).to(torch.int8), scale
+
+
+@quantize_kv.near_miss("one-scale-per-channel")
+def _(x):
+    """The maximum runs over the tokens: that is a scale per channel, and a new token would change it. Take it over head_dim, the last axis."""
+    return _rounded(x, x.abs().amax(dim=-2, keepdim=True) / 127)
+
+
+@quantize_kv.near_miss("shared-across-the-batch")
+def _(x):
+    """One scale serves a token of all sequences: they have nothing to do with each other, so take the maximum over head_dim alone."""
+    scale = (x.abs().amax(dim=(0, -1), keepdim=True) / 127).expand(*x.shape[:-1], 1).clone()
+    return _rounded(x, scale)
+
+
 @quantize_kv.near_miss("divided-by-128")
 def _(x):
     """The scale is the largest magnitude divided by 128: int8 ends at 127, so the largest number does not fit. Divide by 127."""
@@ -2136,14 +2701,25 @@ def _(g: Gen):
 
 @PagedKVCache.group("independent", share=1)
 def _(g: Gen):
-    """Shares no memory: not with another cache, not with the tensors handed in; earlier results stay right."""
+    """Keeps sequences apart whatever their ids; shares no memory with another cache, with the tensors handed in, with earlier results."""
+    ids = (0, 8, -8, 1, -1, 257, 2**32 + 1, 2**53 + 1, 2**53)
+    named = [(i, g.randn(2, n, 3), g.randn(2, n, 3)) for n in (1, 2) for i in ids]
+
+    def many(s: Subject) -> None:
+        cache = s.new("PagedKVCache", 18, 2, 2, 3, F32, "cpu")
+        for i, k, v in named:
+            s.method(cache, "append", i, k, v)
+        for i in ids:
+            s.method(cache, "gather", i)
+
+    yield scenario(many).says("ids that are negative, huge, or apart by a round number")
     given = [(g.randn(2, n, 3), g.randn(2, n, 3)) for n in (2, 3, 4, 1)]
 
     def two(s: Subject) -> None:
         a = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
         s.method(a, "append", 1, *given[1])
         b = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
-        s.get(b, "free_pages")
+        count(s, b, "free_pages")
         s.method(b, "append", 1, *given[0])
         s.method(a, "append", 1, *given[3])
         for cache in (a, b):
@@ -2165,9 +2741,9 @@ def _(g: Gen):
 
     yield scenario(look_back).says("what was gathered stays when its pages are used again")
 
-    def overwrite(s: Subject) -> None:
+    def overwrite(s: Subject, rows_: tuple) -> None:
         cache = s.new("PagedKVCache", 4, 2, 2, 3, F32, "cpu")
-        s.method(cache, "append", 1, *given[1])
+        s.method(cache, "append", 1, *rows_)
         source = keep(s, cache, "gather", 1)
         live = [keep(s, keep(s, source, "__getitem__", i), "clone") for i in (0, 1)]
         s.method(cache, "append", 2, *live)
@@ -2175,7 +2751,10 @@ def _(g: Gen):
             s.ask_method(tensor, "zero_")
         s.method(cache, "gather", 2)
 
-    yield scenario(overwrite).says("a tensor is changed after it was handed in")
+    for words, rows_ in zip(("a page", "a page and a half", "two pages"), given, strict=False):
+        yield scenario(lambda s, rows_=rows_: overwrite(s, rows_)).says(
+            f"{words} of rows is changed after it was handed in"
+        )
 
 
 class _Paged:
@@ -2232,6 +2811,55 @@ class _(_Paged):
         return tuple(t.transpose(0, 1) for t in flat)
 
 
+@PagedKVCache.near_miss("pages-by-number")
+class _(_Paged):
+    """The pages are read in the order of their numbers: the block table lists them in the order of the tokens, so follow it."""
+
+    def gather(self, sequence):
+        length, table = self.lengths[sequence], sorted(self.tables[sequence])
+        return tuple(torch.cat([t[p] for p in table], dim=1)[:, :length] for t in (self.k, self.v))
+
+
+@PagedKVCache.near_miss("keys-and-values-swapped")
+class _(_Paged):
+    """Keys and values have changed places on the way out: return the pair in the order (keys, values)."""
+
+    def gather(self, sequence):
+        keys, values = super().gather(sequence)
+        return values, keys
+
+
+@PagedKVCache.near_miss("values-from-keys")
+class _(_Paged):
+    """The values that come back are keys: keep two pools, one for k and one for v."""
+
+    def append(self, sequence, k, v):
+        super().append(sequence, k, k)
+
+
+@PagedKVCache.near_miss("one-page-too-many")
+class _(_Paged):
+    """A page is taken before it is needed: n tokens need ceil(n / page_size) pages, and a full page needs no empty one behind it."""
+
+    def need(self, sequence, new):
+        total = self.lengths.get(sequence, 0) + new
+        return total // self.size + 1 - len(self.tables.get(sequence, []))
+
+
+@PagedKVCache.near_miss("ids-cut-to-size")
+class _(_Paged):
+    """Sequences whose ids differ share a block table, since the ids are cut to a small number: any int may be an id, so look it up in a dict."""
+
+    def append(self, sequence, k, v):
+        super().append(sequence % 8, k, v)
+
+    def gather(self, sequence):
+        return super().gather(sequence % 8)
+
+    def free(self, sequence):
+        super().free(sequence % 8)
+
+
 @PagedKVCache.near_miss("whole-pages")
 class _(_Paged):
     """Whole pages come back, with the rows that nothing was written to: cut at the sequence's length."""
@@ -2282,6 +2910,31 @@ class _(_Paged):
         self.tables[sequence] = list(self.tables[sequence])
 
 
+@PagedKVCache.near_miss("length-kept-after-free")
+class _(_Paged):
+    """The pages go back and the block table is gone, but the sequence's length is kept: when its id is used again, it does not start empty. Forget both."""
+
+    def free(self, sequence):
+        self.pool += self.tables.pop(sequence)
+
+
+@PagedKVCache.near_miss("frees-everything")
+class _(_Paged):
+    """All pages are free after one sequence has ended, those of the others too: give back its own only."""
+
+    def free(self, sequence):
+        self.pool, self.tables, self.lengths = list(range(len(self.k))), {}, {}
+
+
+@PagedKVCache.near_miss("one-page-comes-back")
+class _(_Paged):
+    """Only one page of a freed sequence returns to the pool: give back all that its block table lists."""
+
+    def free(self, sequence):
+        self.pool.append(self.tables.pop(sequence)[0])
+        del self.lengths[sequence]
+
+
 @PagedKVCache.near_miss("stores-what-fits")
 class _(_Paged):
     """When the pool runs out in the middle, the rows before are already stored: find out first how many pages are needed, and refuse before anything changes."""
@@ -2289,6 +2942,30 @@ class _(_Paged):
     def append(self, sequence, k, v):
         for i in range(k.shape[1]):
             super().append(sequence, k[:, i : i + 1], v[:, i : i + 1])
+
+
+@PagedKVCache.near_miss("fills-the-last-page-before-refusing")
+class _(_Paged):
+    """What fits into the last page is stored before it turns out that pages are missing: compare first, and refuse before anything changes."""
+
+    def append(self, sequence, k, v):
+        room = len(self.tables.get(sequence, [])) * self.size - self.lengths.get(sequence, 0)
+        if self.need(sequence, k.shape[1]) > len(self.pool) and room:
+            super().append(sequence, k[:, :room], v[:, :room])
+        super().append(sequence, k, v)
+
+
+@PagedKVCache.near_miss("counted-though-refused")
+class _(_Paged):
+    """The new rows are counted before it turns out that pages are missing: a refused append must leave the length as it was."""
+
+    def append(self, sequence, k, v):
+        start, need = self.lengths.get(sequence, 0), self.need(sequence, k.shape[1])
+        self.lengths[sequence] = start + k.shape[1]
+        if need > len(self.pool):
+            raise ValueError(f"PagedKVCache.append needs {need} free pages, got {len(self.pool)}")
+        self.lengths[sequence] = start
+        super().append(sequence, k, v)
 
 
 @PagedKVCache.near_miss("takes-pages-before-refusing")
@@ -2355,4 +3032,4 @@ class _(_Paged):
 
     def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
         super().__init__(pages, page_size, kv_heads, head_dim, dtype, device)
-        self.k, self.v = shared_buffers(pages, kv_heads, page_size, head_dim, dtype)
+        self.k, self.v = shared_buffers(pages, kv_heads, page_size, head_dim, dtype, str(device))

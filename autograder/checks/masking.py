@@ -6,7 +6,7 @@ import torch
 
 from autograder.compare import Tolerance, difference
 from autograder.inside.engine import cotangent
-from autograder.spec import Exercise, Gen, call, served
+from autograder.spec import Case, Exercise, Gen, call, served
 from course_llm import masking as ref
 
 INF = math.inf
@@ -25,6 +25,11 @@ def additive(allowed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch
 def positions(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Query positions as a column, key positions as a row."""
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
+
+
+def in_float32(case: Case, dtype: torch.dtype) -> Case:
+    """Allows sums and exponentials in float32 where the inputs are float64, as the course's rules do."""
+    return case.close(1e-5, 1e-5) if dtype == torch.float64 else case
 
 
 # ---------------------------------------------------------------------------------------- causal_mask
@@ -236,10 +241,10 @@ def _(g: Gen):
 def _(g: Gen):
     """The weights have the dtype of the scores."""
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        yield call(g.randn(2, 4, 5, dtype=dtype), additive(_allowed(g, 4, 5), dtype)).says(str(dtype))
-        yield call(g.randn(3, 4, dtype=dtype), additive(drawn("xx..", "....", "xxxx"), dtype)).says(
-            f"an empty row in {dtype}"
-        )
+        ordinary = call(g.randn(2, 4, 5, dtype=dtype), additive(_allowed(g, 4, 5), dtype))
+        yield in_float32(ordinary, dtype).says(str(dtype))
+        empty = call(g.randn(3, 4, dtype=dtype), additive(drawn("xx..", "....", "xxxx"), dtype))
+        yield in_float32(empty, dtype).says(f"an empty row in {dtype}")
     near_60 = call(g.randn(1, 4, dtype=torch.float16) + 60, torch.zeros(1, 4, dtype=torch.float16))
     yield near_60.close(5e-2, 5e-2).says("scores near 60 in float16")
 
@@ -255,10 +260,11 @@ def _(g: Gen):
         leaf = scores.detach().clone().requires_grad_()
         weights = ref.masked_softmax(leaf, mask)
         (want,) = torch.autograd.grad(weights, leaf, cotangent(weights))
-        rtol = 1e-4 if scores.dtype == torch.float32 else 1e-8
-        complaint = difference(result["value"], weights.detach())
+        complaint = difference(result["value"], weights.detach(), Tolerance(1e-5, 1e-5))
+        if complaint is None and not result["grads"][0].any() and want.any():
+            return "the result is detached from the scores, no gradient flows"
         return complaint or difference(
-            result["grads"][0], want, Tolerance(rtol, rtol), "the gradient of the scores"
+            result["grads"][0], want, Tolerance(1e-4, 1e-4), "the gradient of the scores"
         )
 
     for dtype in (torch.float32, torch.float64):
@@ -342,6 +348,15 @@ def _(scores, mask):
     return torch.softmax(scores.masked_fill(mask == -INF, 0.0), -1)
 
 
+@masked_softmax.near_miss("finite-number")
+def _(scores, mask):
+    """A finite number such as -1e4 stands where -inf should. It is forgotten beside scores of the same size, and a masked key
+    comes back. Keep the -inf of the mask."""
+    hidden = (mask == -INF).expand(scores.shape)
+    finite = scores + mask.clamp(min=-1e4)
+    return torch.softmax(finite, -1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+
+
 @masked_softmax.near_miss("overflow")
 def _(scores, mask):
     """Large scores overflow in exp. Subtract the largest allowed score of each row first (the result is the same), or let
@@ -355,8 +370,8 @@ def _(scores, mask):
 
 @masked_softmax.near_miss("largest-of-all-keys")
 def _(scores, mask):
-    """The largest score that is subtracted may belong to a masked key, and then every allowed exp becomes 0. Take the largest of
-    scores + mask."""
+    """The masked keys take part until they are taken out: when one of them has by far the largest score, every allowed exp becomes 0,
+    and dividing by their sum again does not bring it back. Subtract the largest of scores + mask, or mask before the softmax."""
     powers = torch.exp(scores - scores.amax(-1, keepdim=True)) * (mask == 0)
     total = powers.sum(-1, keepdim=True)
     return powers / torch.where(total > 0, total, 1.0)
@@ -398,8 +413,9 @@ def _(g: Gen):
 def _(g: Gen):
     """The result has the dtype of the inputs."""
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        yield call(*(g.randn(2, 5, 4, dtype=dtype) for _ in range(3))).says(str(dtype))
-        yield call(*(g.randn(3, 8, dtype=dtype) for _ in range(3))).says(f"no batch dimension, {dtype}")
+        for shape, words in (((2, 5, 4), ""), ((3, 8), "no batch dimension, ")):
+            case = call(*(g.randn(*shape, dtype=dtype) for _ in range(3)))
+            yield in_float32(case, dtype).says(f"{words}{dtype}")
 
 
 @causal_self_attention.group("future", share=2)
@@ -408,20 +424,39 @@ def _(g: Gen):
     q, k, v = (g.randn(2, 5, 3, dtype=torch.float64) for _ in range(3))
     loud = k.clone()
     loud[:, 3:] = 40 * q[:, :1]  # the first query would look at nothing else
-    yield call(q, loud, v).says("later keys match earlier queries very well")
-    yield call(q, k, v * 10.0 ** torch.arange(5, dtype=torch.float64)[:, None]).says("later values are large")
+    yield in_float32(call(q, loud, v), q.dtype).says("later keys match earlier queries very well")
+    large = v * 10.0 ** torch.arange(5, dtype=torch.float64)[:, None]
+    yield call(q, k, large).close(1e-4, 1e-4).says("later values are large")
+
+    q_near, k_far = (g.rand(2, 5, 3, dtype=torch.float64) + 0.5 for _ in range(2))
+    yield (
+        call(q_near, -300 * k_far, v)
+        .close(1e-3, 1e-3)
+        .says("all scores far below 0, where a finite number in the mask lets later keys through")
+    )
 
     def first_half_unchanged(out, q, k, v):
         if out.shape != v.shape:
             return f"the result has shape {tuple(out.shape)}, it should have {tuple(v.shape)}"
         want = ref.causal_self_attention(q[:, :3], k[:, :3], v[:, :3])
-        return difference(out[:, :3], want, what="the output of the first tokens")
+        return difference(out[:, :3], want, Tolerance(1e-5, 1e-5), "the output of the first tokens")
 
     yield (
-        call(q, loud, 100 * v)
+        call(q, loud, v)
         .judge(first_half_unchanged)
         .says("the first outputs are those of the text cut off after them")
     )
+    # scores of 2,000: beside them the weights of the earlier keys vanish in any dtype, so that masking and dividing after the
+    # softmax is too late
+    deafening = k.clone()
+    first = q[:, :1]
+    deafening[:, 3:] = 2_000 * math.sqrt(3) * first / (first * first).sum(-1, keepdim=True)
+    for dtype in (torch.float32, torch.float64):
+        yield (
+            call(*(t.to(dtype) for t in (q, deafening, v)))
+            .judge(first_half_unchanged)
+            .says(f"later keys have scores of 2,000, {dtype}")
+        )
 
 
 @causal_self_attention.group("gradient", share=2)
@@ -429,7 +464,8 @@ def _(g: Gen):
     """Gradients flow to queries, keys and values, and from no output to a later position."""
     for shape in [(4, 3), (2, 3, 5, 2)]:
         yield call(*(g.randn(*shape) for _ in range(3))).gradient().says(f"{len(shape) - 2} batch dimensions")
-    yield call(*(g.randn(2, 4, 3, dtype=torch.float64) for _ in range(3))).gradient().says("float64")
+    double = call(*(g.randn(2, 4, 3, dtype=torch.float64) for _ in range(3)))
+    yield in_float32(double, torch.float64).gradient().says("float64")
 
 
 def _attend(scores: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -473,6 +509,15 @@ def _(q, k, v):
     return ref.masked_softmax(_scores(q, k), mask) @ v
 
 
+@causal_self_attention.near_miss("excludes-itself-after-the-first")
+def _(q, k, v):
+    """A token may not attend to itself here, only the first one may: the mask is off by one, and patched in the first row. Forbid
+    j > i, not j ≥ i."""
+    hidden = _later(q, 0)
+    hidden[0, 0] = False
+    return _attend(_scores(q, k), v, hidden)
+
+
 @causal_self_attention.near_miss("mask-transposed")
 def _(q, k, v):
     """The mask is transposed: each token sees itself and the future, not the past. Rows are queries and columns are keys."""
@@ -484,6 +529,20 @@ def _(q, k, v):
     """The mask is applied after the softmax: the weights of a row do not sum to 1, and later keys still count in the
     denominator. Mask the scores, then take the softmax."""
     return torch.softmax(_scores(q, k), -1).tril() @ v
+
+
+@causal_self_attention.near_miss("renormalised-too-late")
+def _(q, k, v):
+    """The softmax runs over all keys, and the rows are masked and divided by their sums afterwards. A later key with a large score
+    leaves nothing of the earlier ones to divide. Mask the scores, then take the softmax."""
+    weights = torch.softmax(_scores(q, k), -1).tril()
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+@causal_self_attention.near_miss("finite-number")
+def _(q, k, v):
+    """A finite number stands where -inf should: when all scores of a row lie far below 0, later tokens get the weight. Use -inf."""
+    return torch.softmax(_scores(q, k).masked_fill(_later(q, 1), -100.0), -1) @ v
 
 
 @causal_self_attention.near_miss("unscaled")
@@ -605,6 +664,21 @@ def _(queries, keys):
     return torch.full((queries, keys), -INF).triu(keys - queries + 1)
 
 
+@causal_mask_with_past.near_miss("newest-first")
+def _(queries, keys):
+    """The rows stand upside down: the newest query comes first. Row i is query i, and the last row sees every key."""
+    _refuse(queries, keys)
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).flip(0)
+
+
+@causal_mask_with_past.near_miss("equality-refused")
+def _(queries, keys):
+    """As many queries as keys are refused, but that is the plain causal mask of a whole text. Refuse queries > keys only."""
+    if queries >= keys:
+        raise ValueError("queries must be fewer than keys")
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
 @causal_mask_with_past.near_miss("no-error")
 def _(queries, keys):
     """More queries than keys are accepted, though some queries would come before the first token. Raise a ValueError that says
@@ -683,6 +757,18 @@ def _(lengths, seq):
     """Every row gets the length of the first text. Compare the positions with a column of lengths, so that each row has its
     own."""
     return (torch.arange(seq) < lengths[0]).expand(len(lengths), seq).clone()
+
+
+@padding_mask.near_miss("one-token-at-least")
+def _(lengths, seq):
+    """An empty text gets one real token. A length of 0 gives a row without any True."""
+    return torch.arange(seq) < lengths[:, None].clamp(min=1)
+
+
+@padding_mask.near_miss("whole-numbers")
+def _(lengths, seq):
+    """These are whole numbers, 1 on real tokens and 0 on padding. The boolean form is asked for: the comparison itself."""
+    return (torch.arange(seq) < lengths[:, None]).long()
 
 
 @padding_mask.near_miss("axes-swapped")
@@ -783,6 +869,19 @@ def _(real):
     return (_triangle(real) & real[0]).expand(len(real), 1, -1, -1).clone()
 
 
+@causal_padding_mask.near_miss("diagonal-always-open")
+def _(real):
+    """Every token sees itself here, padding too. A key must be real, also on the diagonal: a row without keys stays empty."""
+    return _triangle(real) & real[:, None, None, :] | torch.eye(real.shape[1], dtype=torch.bool)
+
+
+@causal_padding_mask.near_miss("empty-rows-opened")
+def _(real):
+    """A query without any real key sees itself here. The rule makes no exception: its row stays empty, and masked_softmax copes."""
+    mask = _triangle(real) & real[:, None, None, :]
+    return mask | (~mask.any(-1, keepdim=True) & torch.eye(real.shape[1], dtype=torch.bool))
+
+
 @causal_padding_mask.near_miss("excludes-itself")
 def _(real):
     """A token may not attend to itself here. The key may be the query's own token: key ≤ query."""
@@ -878,6 +977,35 @@ def _(n, window):
     _refuse_window(window)
     i, j = positions(n)
     return (j <= i) & (i // window == j // window)
+
+
+@sliding_window_mask.near_miss("looks-ahead")
+def _(n, window):
+    """The window lies in the future: each token sees itself and what comes after it. Rows are queries, and the window ends at the
+    query's own token."""
+    _refuse_window(window)
+    i, j = positions(n)
+    return (j >= i) & (j - i < window)
+
+
+@sliding_window_mask.near_miss("slice-from-the-end")
+def _(n, window):
+    """The first rows are empty or wrong: i - window + 1 is negative there, and a negative start of a slice counts from the end.
+    Start at max(0, i - window + 1)."""
+    _refuse_window(window)
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    for i in range(n):
+        mask[i, i - window + 1 : i + 1] = True
+    return mask
+
+
+@sliding_window_mask.near_miss("large-window-refused")
+def _(n, window):
+    """A window larger than the text is refused. It is the plain causal mask: no token has that many before it."""
+    if not 1 <= window <= n:
+        raise ValueError("window must be 1 to n")
+    i, j = positions(n)
+    return (j <= i) & (i - j < window)
 
 
 @sliding_window_mask.near_miss("window-ignored")
@@ -986,6 +1114,50 @@ def _(document_ids):
     """A new document is noticed only when the id grows. Ids are names, not numbers: two tokens belong together when their ids are
     equal."""
     return (document_ids[..., None, :] >= document_ids[..., :, None]) & _square(document_ids)
+
+
+@document_mask.near_miss("smaller-ids-visible")
+def _(document_ids):
+    """Earlier documents with a smaller id are visible. Ids are names, not numbers: two tokens belong together when their ids are
+    equal."""
+    return (document_ids[..., None, :] <= document_ids[..., :, None]) & _square(document_ids)
+
+
+@document_mask.near_miss("only-growing-ids")
+def _(document_ids):
+    """A new document is noticed only where the id grows. Ids may fall as well: a document ends where the next id is another one."""
+    grows = torch.zeros_like(document_ids)
+    grows[..., 1:] = (document_ids[..., 1:] > document_ids[..., :-1]).to(document_ids.dtype)
+    run = grows.cumsum(-1)
+    return (run[..., :, None] == run[..., None, :]) & _square(document_ids)
+
+
+@document_mask.near_miss("rounded-ids")
+def _(document_ids):
+    """The ids are turned into float32, which rounds whole numbers above 16,777,216: two documents become one. Compare them as they
+    are."""
+    ids = document_ids.float()
+    return (ids[..., :, None] == ids[..., None, :]) & _square(document_ids)
+
+
+@document_mask.near_miss("zero-is-padding")
+def _(document_ids):
+    """The document with the id 0 is taken for padding. Any number may name a document."""
+    same = document_ids[..., :, None] == document_ids[..., None, :]
+    return same & _square(document_ids) & (document_ids != 0)[..., None]
+
+
+@document_mask.near_miss("negative-is-padding")
+def _(document_ids):
+    """A document with a negative id is taken for padding. Any number may name a document."""
+    same = document_ids[..., :, None] == document_ids[..., None, :]
+    return same & _square(document_ids) & (document_ids >= 0)[..., None]
+
+
+@document_mask.near_miss("additive")
+def _(document_ids):
+    """This is the additive form, with 0 and -inf. Here the boolean form is asked for: True where attending is allowed."""
+    return additive((document_ids[..., :, None] == document_ids[..., None, :]) & _square(document_ids))
 
 
 @document_mask.near_miss("either-condition")
@@ -1108,6 +1280,28 @@ def _(n, prefix):
     """The tokens after the prefix see each other whole. Only the prefix does; the rest is what the model learns to predict."""
     i, j = positions(n)
     return (i >= prefix) | (j < prefix)
+
+
+@prefix_lm_mask.near_miss("roles-swapped")
+def _(n, prefix):
+    """The prefix is causal and the rest sees itself whole. It is the other way round: the prefix is read at once, the rest is written
+    token by token."""
+    i, j = positions(n)
+    return (j <= i) | ((i >= prefix) & (j >= prefix))
+
+
+@prefix_lm_mask.near_miss("looks-ahead-everywhere")
+def _(n, prefix):
+    """Every token looks prefix - 1 tokens ahead. Only keys of the prefix are open to earlier queries: key < prefix."""
+    i, j = positions(n)
+    return (j <= i) | (j - i < prefix)
+
+
+@prefix_lm_mask.near_miss("no-prefix-opens-all")
+def _(n, prefix):
+    """A prefix of 0 opens everything, as if nothing had been given. 0 is a length like any other: the mask is plain causal."""
+    i, j = positions(n)
+    return (j <= i) | (j < (prefix or n))
 
 
 @prefix_lm_mask.near_miss("only-the-prefix")
@@ -1305,6 +1499,7 @@ def _(g: Gen):
     found = drawn("..x.", "...x", "....", "....")
     yield call(noticing_model(4, edges, 4, 1e-8), ids).expect(tiny).says("logits move by 1e-8")
     yield call(noticing_model(4, edges, 4, 1e-4), ids).expect(found).says("logits move by 1e-4")
+    yield call(noticing_model(4, edges, 4, 3e-6), ids).expect(found).says("one of five logits moves by 3e-6")
     yield (
         call(noticing_model(4, edges, 4, 5e-4, base=100.0), ids)
         .expect(found)
@@ -1326,6 +1521,14 @@ def _(g: Gen):
         return logits
 
     yield call(model_of(balanced), ids).expect(found).says("the most probable token stays the same")
+
+    def trembling(ids):  # each logit moves by less than 1e-6, all five together by more
+        logits = torch.zeros(*ids.shape, VOCAB, dtype=torch.float64)
+        for i, j in [(i, j) for i, j in edges if j < ids.shape[1]]:
+            logits[:, i] += 6e-7 * (ids[:, j] == 4).double()[:, None]
+        return logits
+
+    yield call(model_of(trembling), ids).expect(tiny).says("five logits move by 6e-7 each")
 
     def shifted(ids):  # all logits of a position move together: the probabilities stay, the logits do not
         logits = torch.arange(VOCAB, dtype=torch.float64).expand(*ids.shape, VOCAB).clone()
@@ -1443,6 +1646,60 @@ def _(model, ids):
     return leaks
 
 
+@find_leaks.near_miss("mean-change")
+def _(model, ids):
+    """The changes are averaged over the vocabulary, or the limit is above 1e-6: a small change of one logit is lost, and with their signs
+    they can cancel. Take the largest absolute change of any logit and compare it with 1e-6."""
+    leaks = _no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        leaks[:j, j] |= ((after - before).abs().mean(-1)[0] > 1e-6)[:j]
+    return leaks
+
+
+@find_leaks.near_miss("changes-added-up")
+def _(model, ids):
+    """The changes of all logits are added up, by a sum or a norm. Each logit is compared on its own: at least one must move by more
+    than 1e-6."""
+    leaks = _no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        leaks[:j, j] |= ((after - before).abs().sum(-1)[0] > 1e-6)[:j]
+    return leaks
+
+
+@find_leaks.near_miss("every-token-must-move-it")
+def _(model, ids):
+    """A leak is reported only when every other token changes the logits. One is enough: collect what they find with `|=` or `any`."""
+    leaks = ~_no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        leaks[:, j] &= _moved(after, before)
+    return leaks.triu(1)
+
+
+@find_leaks.near_miss("token-zero-left-out")
+def _(model, ids):
+    """Token 0 is never tried. The vocabulary is 0 to vocab - 1, so 0 is a token like any other."""
+    logits, leaks = model(ids), _no_leaks(ids)
+    for j in range(1, ids.shape[1]):
+        for token in range(1, logits.shape[-1]):
+            changed = ids.clone()
+            changed[0, j] = token
+            leaks[:j, j] |= _moved(model(changed), logits)[:j]
+    return leaks
+
+
+@find_leaks.near_miss("all-later-tokens-at-once")
+def _(model, ids):
+    """All later tokens are exchanged together, so a leak from one of them is charged to others. Change one place and leave the rest of
+    the text as it is."""
+    logits, leaks = model(ids), _no_leaks(ids)
+    for j in range(1, ids.shape[1]):
+        for token in range(logits.shape[-1]):
+            changed = ids.clone()
+            changed[0, j:] = token
+            leaks[:j, j] |= _moved(model(changed), logits)[:j]
+    return leaks
+
+
 @find_leaks.near_miss("only-upwards")
 def _(model, ids):
     """Only a logit that goes up counts. Take the absolute value of the difference before it is compared with 1e-6."""
@@ -1461,10 +1718,19 @@ def _(model, ids):
     return leaks
 
 
+@find_leaks.near_miss("limit-too-large")
+def _(model, ids):
+    """The limit is too large, and small changes are lost. A change counts when it is larger than 1e-6."""
+    leaks = _no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        leaks[:j, j] |= ((after - before).abs().amax(-1)[0] > 1e-3)[:j]
+    return leaks
+
+
 @find_leaks.near_miss("relative-tolerance")
 def _(model, ids):
-    """The tolerance is too large: it is above 1e-6, or it grows with the logits, as in `torch.allclose` and `torch.isclose` unless
-    rtol is 0. The limit is 1e-6, whatever the size of the logits."""
+    """The tolerance grows with the logits, as in `torch.allclose` and `torch.isclose` unless rtol is 0. The limit is 1e-6, whatever the
+    size of the logits."""
     leaks = _no_leaks(ids)
     for j, before, after in _trials(model, ids):
         leaks[:j, j] |= ~torch.isclose(after, before, atol=1e-6).all(-1)[0, :j]

@@ -44,7 +44,7 @@ def masked_softmax(
         scores: raw attention scores, already scaled by 1/sqrt(d_k).
         mask: additive, 0 = may attend, -inf = may not, in the dtype of the scores; broadcast to their shape.
 
-    Numerics: the softmax runs in float32 for half-precision scores and in the dtype of the scores otherwise.
+    Numerics: the softmax runs in float32 for half-precision scores; float64 may go through float32, too.
     """
     _require_broadcast(mask, scores)
     wide = torch.promote_types(scores.dtype, torch.float32)

@@ -1488,3 +1488,2827 @@ wrong(
         ),
     ),
 )
+
+# ---- a second stranger: what slipped through or went unnamed, and other styles
+
+right(
+    "cached_attention",
+    "early return for one query, -1e9 in float32 for more",
+    """
+def cached_attention(q, k, v):
+    d = q.shape[-1]
+    s = (q / math.sqrt(d)) @ k.mT
+    s = s.float() if s.dtype != torch.float64 else s
+    if q.shape[-2] == 1:
+        return s.softmax(-1).to(v.dtype) @ v
+    i = torch.arange(q.shape[-2])[:, None] + (k.shape[-2] - q.shape[-2])
+    s = torch.where(torch.arange(k.shape[-2])[None] <= i, s, torch.tensor(-1e9, dtype=s.dtype))
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+)
+right(
+    "cached_attention",
+    "torch's half precision softmax",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    add = torch.full((n, m), -math.inf, dtype=q.dtype).triu(m - n + 1)
+    return F.softmax(q @ k.mT / math.sqrt(q.shape[-1]) + add, dim=-1) @ v
+""",
+)
+wrong(
+    "cached_attention",
+    "prompt or one token, no chunks",
+    """
+def cached_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1)
+""",
+    near_miss="square-mask-for-several",
+)
+wrong(
+    "cached_attention",
+    "one key too many",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    keep = torch.ones(n, m, dtype=torch.bool).tril(m - n + 1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return F.softmax(s.to(wide).masked_fill(~keep, -math.inf), -1).to(v.dtype) @ v
+""",
+    near_miss="sees-one-ahead",
+)
+wrong(
+    "cached_attention",
+    "scaled with d_v",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    s = (q @ k.mT) / math.sqrt(v.shape[-1])
+    keep = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return F.softmax(s.to(wide).masked_fill(~keep, -math.inf), -1).to(v.dtype) @ v
+""",
+    near_miss="scaled-by-d-v",
+)
+wrong(
+    "cached_attention",
+    "no scale",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    s = (q @ k.mT)
+    keep = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return F.softmax(s.to(wide).masked_fill(~keep, -math.inf), -1).to(v.dtype) @ v
+""",
+    near_miss="unscaled",
+)
+wrong(
+    "cached_attention",
+    "softmax over the queries",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    keep = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return F.softmax(s.to(wide).masked_fill(~keep, -math.inf), -2).nan_to_num(0).to(v.dtype) @ v
+""",
+    near_miss="over-queries",
+)
+wrong(
+    "cached_attention",
+    "mask after the softmax",
+    """
+def cached_attention(q, k, v):
+    n, m = q.shape[-2], k.shape[-2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    keep = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (F.softmax(s.to(wide), -1) * keep).to(v.dtype) @ v
+""",
+    near_miss="mask-after-softmax",
+)
+right(
+    "KVCache",
+    "copies returned, index_copy_",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        make = lambda: torch.zeros(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.keys, self.values = make(), make()
+        self.reset()
+
+    def reset(self):
+        self.length = 0
+
+    def update(self, k, v):
+        spots = torch.arange(self.length, self.length + k.shape[2], device=self.keys.device)
+        if spots.numel() and int(spots[-1]) >= self.keys.shape[2]:
+            raise ValueError("does not fit")
+        self.keys.index_copy_(2, spots, k.detach())
+        self.values.index_copy_(2, spots, v.detach())
+        self.length = self.length + k.shape[2]
+        return self.keys[:, :, :self.length].clone(), self.values[:, :, :self.length].clone()
+""",
+)
+right(
+    "KVCache",
+    "dataclass for one half",
+    """
+from dataclasses import dataclass
+
+@dataclass
+class _Half:
+    data: Tensor
+
+    def put(self, x, at):
+        self.data[:, :, at:at + x.shape[2]].copy_(x)
+        return self.data[:, :, :at + x.shape[2]]
+
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        def room():
+            return torch.empty((batch, kv_heads, max_seq, head_dim), dtype=dtype, device=device)
+        self.halves = [_Half(room()), _Half(room())]
+        self.free = max_seq
+        self.max_seq = max_seq
+
+    @property
+    def length(self):
+        return self.max_seq - self.free
+
+    def update(self, k, v):
+        n = k.shape[2]
+        if n > self.free:
+            raise ValueError(f"{n} new tokens, room for {self.free}")
+        at = self.length
+        out = [h.put(x, at) for h, x in zip(self.halves, (k, v))]
+        self.free -= n
+        return out[0], out[1]
+
+    def reset(self):
+        self.free = self.max_seq
+""",
+)
+right(
+    "KVCache",
+    "rows past the end written before the check, never to be seen",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        room = self.max_seq - self.length
+        self.k[:, :, self.length:end] = k[:, :, :room]
+        if end > self.max_seq:
+            raise ValueError("no room")
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+)
+wrong(
+    "KVCache",
+    "an overflow resets",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            self.length = 0
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="refusal-forgets-all",
+)
+wrong(
+    "KVCache",
+    "overflow is cut off",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            k, v, end = k[:, :, :self.max_seq - self.length], v[:, :, :self.max_seq - self.length], self.max_seq
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="drops-overflow",
+)
+wrong(
+    "KVCache",
+    "the last place is refused",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end >= self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="last-row-refused",
+)
+wrong(
+    "KVCache",
+    "the whole buffer comes back",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k, self.v
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="whole-buffer",
+)
+wrong(
+    "KVCache",
+    "keys and values swapped on the way out",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.v[:, :, :end], self.k[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="keys-and-values-swapped",
+)
+wrong(
+    "KVCache",
+    "values read from the keys' buffer",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = k
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="values-from-keys",
+)
+wrong(
+    "KVCache",
+    "dtype ignored",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="always-float32",
+)
+wrong(
+    "KVCache",
+    "device ignored",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="always-on-the-cpu",
+)
+wrong(
+    "KVCache",
+    "length is a tensor",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = torch.tensor(0)
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+)
+wrong(
+    "KVCache",
+    "one token at a time: length + 1",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length += 1
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="one-row-at-a-time",
+)
+wrong(
+    "KVCache",
+    "aliases a prompt that is handed in first",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, k, v):
+        end = self.length + k.shape[2]
+        if end > self.max_seq:
+            raise ValueError(f"no room: {end} > {self.max_seq}")
+        if self.length == 0 and end == self.max_seq:
+            self.k, self.v, self.length = k, v, end
+            return k, v
+        self.k[:, :, self.length:end] = k
+        self.v[:, :, self.length:end] = v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="keeps-a-full-prompt",
+)
+wrong(
+    "KVCache",
+    "newest at the end of the buffer: what was returned moves",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.length = 0
+
+    def update(self, k, v):
+        n, m = k.shape[2], self.k.shape[2]
+        if self.length + n > m:
+            raise ValueError("full")
+        for buf, x in ((self.k, k), (self.v, v)):
+            buf[:, :, :m - n] = buf[:, :, n:].clone()
+            buf[:, :, m - n:] = x
+        self.length += n
+        return self.k[:, :, m - self.length:], self.v[:, :, m - self.length:]
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="rows-move",
+)
+right(
+    "rope_at",
+    "empty rows in front, cut off again",
+    """
+def rope_at(x, start):
+    if start < 0:
+        raise ValueError("start below 0")
+    full = torch.cat([x.new_zeros(*x.shape[:-2], start, x.shape[-1]), x], -2)
+    return apply_rope(full, torch.arange(full.shape[-2]))[..., start:, :]
+""",
+)
+right(
+    "rope_at",
+    "float64 inside",
+    """
+def rope_at(x, start):
+    positions = torch.tensor(list(range(start, start + x.shape[-2])))
+    return apply_rope(x.double(), positions).to(x.dtype)
+""",
+)
+wrong(
+    "rope_at",
+    "start is the last position",
+    """
+def rope_at(x, start):
+    n = x.shape[-2]
+    return apply_rope(x, torch.arange(start - n + 1, start + 1))
+""",
+    near_miss="ends-at-start",
+)
+wrong(
+    "rope_at",
+    "positions in the dtype of x: half precision cannot count far",
+    """
+def rope_at(x, start):
+    return apply_rope(x, torch.arange(start, start + x.shape[-2]).to(x.dtype))
+""",
+    near_miss="half-precision-angles",
+)
+right(
+    "generate_cached",
+    "numpy argmax, lowest of equals by hand",
+    """
+def _pick(logits):
+    top = logits.amax(-1, keepdim=True)
+    return torch.from_numpy((logits == top).numpy().argmax(-1))
+
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    pieces, state, x = [ids], None, ids
+    over = torch.zeros(len(ids), 1, dtype=torch.bool)
+    while len(pieces) <= max_new_tokens and not bool(over.all()):
+        y, state = model(x, state)
+        x = _pick(y[:, -1:].detach()).to(ids.dtype)
+        if eos_id is not None:
+            x = x.masked_fill(over, eos_id)
+            over = over | x.eq(eos_id)
+        pieces.append(x)
+    return torch.cat(pieces, dim=1)
+""",
+)
+right(
+    "generate_cached",
+    "recursion",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    def go(feed, cache, left, done):
+        if left == 0 or (len(done) and all(done)):
+            return []
+        logits, cache = model(feed, cache)
+        tokens = []
+        for b in range(feed.shape[0]):
+            if done[b]:
+                tokens.append(eos_id)
+                continue
+            row = logits[b, -1]
+            tokens.append(int((row == row.max()).nonzero()[0]))
+        done = [d or (eos_id is not None and t == eos_id) for d, t in zip(done, tokens)]
+        column = torch.tensor(tokens, dtype=ids.dtype).unsqueeze(1)
+        return [column] + go(column, cache, left - 1, done)
+    return torch.cat([ids] + go(ids, None, max_new_tokens, [False] * ids.shape[0]), 1)
+""",
+)
+wrong(
+    "generate_cached",
+    "the last token is pushed too",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    if max_new_tokens:
+        model(step, cache)
+    return out
+""",
+    near_miss="reads-the-last-token-too",
+)
+wrong(
+    "generate_cached",
+    "an EOS in the prompt counts",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool) if eos_id is None else (ids == eos_id).any(1)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="prompt-eos-counts",
+)
+wrong(
+    "generate_cached",
+    "a prompt that ends in EOS counts",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool) if eos_id is None else ids[:, -1] == eos_id
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="last-prompt-token-counts",
+)
+wrong(
+    "generate_cached",
+    "finished rows are filled with 0",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, 0, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="filled-with-zero",
+)
+wrong(
+    "generate_cached",
+    "stops at the first finished row",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.any():
+            break
+    return out
+""",
+    near_miss="stops-at-the-first-row",
+)
+wrong(
+    "generate_cached",
+    "stops only if all write EOS in the same step",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            done = (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="stops-when-all-end-at-once",
+)
+wrong(
+    "generate_cached",
+    "eos_id 0 is taken for none",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="zero-taken-for-none",
+)
+wrong(
+    "generate_cached",
+    "ties go to the higher id",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits.shape[-1] - 1 - logits[:, -1].flip(-1).argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="higher-id-wins",
+)
+wrong(
+    "generate_cached",
+    "only the new tokens come back",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out[:, ids.shape[1]:]
+""",
+    near_miss="new-tokens-only",
+)
+wrong(
+    "generate_cached",
+    "one token too many",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens + 1):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="one-token-too-many",
+)
+wrong(
+    "generate_cached",
+    "at least one token",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max(1, max_new_tokens)):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="one-token-at-least",
+)
+wrong(
+    "generate_cached",
+    "the first row's token for all",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[0, -1].argmax(-1).expand(ids.shape[0])
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="first-row-for-all",
+)
+wrong(
+    "generate_cached",
+    "EOS is not written",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        if done.all():
+            break
+        out = torch.cat([out, step], 1)
+    return out
+""",
+    near_miss="last-eos-not-written",
+)
+wrong(
+    "generate_cached",
+    "the prompt is pushed token by token, the last one twice",
+    """
+def generate_cached(model, ids, max_new_tokens, eos_id=None):
+    cache = None
+    out = ids
+    step = ids
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        if cache is None:
+            _, cache = model(ids, None)
+            step = ids[:, -1:]
+        logits, cache = model(step, cache)
+        new = logits[:, -1].argmax(-1)
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        step = new[:, None].to(ids.dtype)
+        out = torch.cat([out, step], 1)
+        if done.all():
+            break
+    return out
+""",
+    near_miss="loses-the-prefill-logit",
+)
+right(
+    "positions_from_padding",
+    "counted from the end",
+    """
+def positions_from_padding(real):
+    n = real.shape[1]
+    count = real.sum(1, keepdim=True)
+    back = torch.arange(n - 1, -1, -1)
+    return torch.where(real, count - 1 - back, 1)
+""",
+)
+wrong(
+    "positions_from_padding",
+    "cumsum over the batch",
+    """
+def positions_from_padding(real):
+    return (real.long().cumsum(0) - 1).clamp(min=0)
+""",
+    near_miss="counts-over-the-batch",
+)
+wrong(
+    "positions_from_padding",
+    "the least padding for all",
+    """
+def positions_from_padding(real):
+    least = (~real).sum(1).min()
+    return (torch.arange(real.shape[1]) - least).clamp(min=0).expand(real.shape)
+""",
+    near_miss="least-padding-for-all",
+)
+wrong(
+    "positions_from_padding",
+    "backwards",
+    """
+def positions_from_padding(real):
+    return real.flip(1).long().cumsum(1).flip(1) - 1
+""",
+    near_miss="counts-from-the-right",
+)
+right(
+    "decode_intensity",
+    "fractions inside",
+    """
+from fractions import Fraction
+
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d, kv = heads * head_dim, kv_heads * head_dim
+    w = 2 * d * (d + kv + d_ff)
+    flops = 2 * batch * layers * (w + 2 * seq * d)
+    size = Fraction(bytes_per_element) * layers * (w + 2 * batch * seq * kv)
+    return flops, float(size), float(Fraction(flops) / size)
+""",
+)
+wrong(
+    "decode_intensity",
+    "query heads in the weights",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="full-width-keys",
+)
+wrong(
+    "decode_intensity",
+    "one FLOP per weight",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="one-flop-per-weight",
+)
+wrong(
+    "decode_intensity",
+    "keys only",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="one-of-two",
+)
+wrong(
+    "decode_intensity",
+    "2 for attention",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 2 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="half-the-attention",
+)
+wrong(
+    "decode_intensity",
+    "bytes cut to a whole number at the end",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    read = int(read)
+    return flops, read, flops / read
+""",
+)
+wrong(
+    "decode_intensity",
+    "bytes per FLOP",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, read / flops
+""",
+    near_miss="upside-down",
+)
+wrong(
+    "decode_intensity",
+    "floor of the ratio",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops // read
+""",
+    near_miss="whole-flops-per-byte",
+)
+wrong(
+    "decode_intensity",
+    "layers forgotten in the bytes",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="bytes-of-one-layer",
+)
+wrong(
+    "decode_intensity",
+    "layers forgotten in both",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * (2 * w + 4 * seq * d)
+    read = bytes_per_element * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="one-layer",
+)
+wrong(
+    "decode_intensity",
+    "batch forgotten in the FLOPs",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="one-sequence-of-flops",
+)
+wrong(
+    "decode_intensity",
+    "attention for kv_heads only",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * kv_heads * head_dim)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="kv-heads-in-the-scores",
+)
+wrong(
+    "decode_intensity",
+    "float32 tensors: digits lost",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    t = torch.tensor([float(flops), float(read)])
+    return int(t[0]), float(t[1]), float(t[0] / t[1])
+""",
+    near_miss="float32",
+)
+wrong(
+    "decode_intensity",
+    "two bytes always",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    flops = batch * layers * (2 * w + 4 * seq * d)
+    read = 2 * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return flops, read, flops / read
+""",
+    near_miss="always-fp16",
+)
+right(
+    "kv_cache_bytes",
+    "bits, int where it is whole",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    total = 2 * layers * kv_heads * head_dim * batch * seq * bytes_per_element
+    return int(total) if total == int(total) else total
+""",
+)
+wrong(
+    "kv_cache_bytes",
+    "default 4",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=4):
+    return 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element
+""",
+    near_miss="fp32-unless-said",
+)
+wrong(
+    "kv_cache_bytes",
+    "fraction cut off",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return 2 * batch * seq * layers * kv_heads * head_dim * int(bytes_per_element)
+""",
+    near_miss="whole-bytes",
+)
+wrong(
+    "kv_cache_bytes",
+    "floor of the whole",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return int(2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element)
+""",
+)
+wrong(
+    "kv_cache_bytes",
+    "layers forgotten",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return 2 * batch * seq * kv_heads * head_dim * bytes_per_element
+""",
+    near_miss="one-layer",
+)
+wrong(
+    "kv_cache_bytes",
+    "batch forgotten",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return 2 * seq * layers * kv_heads * head_dim * bytes_per_element
+""",
+    near_miss="one-sequence",
+)
+wrong(
+    "kv_cache_bytes",
+    "int32 overflows",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    sizes = torch.tensor([2, batch, seq, layers, kv_heads, head_dim], dtype=torch.int32)
+    return sizes.prod(dtype=torch.int32).item() * bytes_per_element
+""",
+    near_miss="int32",
+)
+wrong(
+    "kv_cache_bytes",
+    "float32 loses digits",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return torch.tensor([2.0, batch, seq, layers, kv_heads, head_dim, bytes_per_element]).prod().item()
+""",
+    near_miss="float32",
+)
+wrong(
+    "kv_cache_bytes",
+    "in megabytes",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element / 1e6
+""",
+    near_miss="megabytes",
+)
+right(
+    "grouped_query_attention",
+    "index list, float64 inside",
+    """
+def grouped_query_attention(q, k, v):
+    heads, kv = q.size(1), k.size(1)
+    if heads % kv:
+        raise ValueError("kv_heads must divide heads")
+    which = torch.arange(heads) * kv // heads
+    a, b, c = q.double(), k[:, which].double(), v[:, which].double()
+    s = a @ b.transpose(2, 3) / math.sqrt(a.size(3))
+    s = s + torch.full((a.size(2), b.size(2)), -math.inf, dtype=torch.float64).triu(b.size(2) - a.size(2) + 1)
+    return (s.softmax(3) @ c).to(q.dtype)
+""",
+)
+right(
+    "grouped_query_attention",
+    "expand and flatten",
+    """
+def grouped_query_attention(q, k, v):
+    def widen(x):
+        b, g, m, d = x.shape
+        return x[:, :, None].expand(b, g, q.shape[1] // g, m, d).flatten(1, 2)
+    k, v = widen(k), widen(v)
+    n, m = q.shape[2], k.shape[2]
+    mask = torch.zeros(n, m, dtype=q.dtype).masked_fill(torch.ones(n, m).triu(m - n + 1).bool(), -torch.inf)
+    w = torch.softmax(torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1)) + mask, dim=-1)
+    return torch.matmul(w, v)
+""",
+)
+wrong(
+    "grouped_query_attention",
+    "all read kv head 0",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k[:, :1].expand(-1, q.shape[1], -1, -1)
+    v = v[:, :1].expand(-1, q.shape[1], -1, -1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="first-kv-head",
+)
+wrong(
+    "grouped_query_attention",
+    "mean of the kv heads",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k.mean(1, keepdim=True).expand(-1, q.shape[1], -1, -1)
+    v = v.mean(1, keepdim=True).expand(-1, q.shape[1], -1, -1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="mean-of-kv-heads",
+)
+wrong(
+    "grouped_query_attention",
+    "scale of the whole width",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(q.shape[1] * q.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="scaled-by-all-heads",
+)
+wrong(
+    "grouped_query_attention",
+    "scale with d_v",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(v.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="scaled-by-d-v",
+)
+wrong(
+    "grouped_query_attention",
+    "output heads in another order",
+    """
+def grouped_query_attention(q, k, v):
+    b, h, n, d = q.shape
+    g, m = k.shape[1], k.shape[2]
+    qq = q.reshape(b, g, h // g, n, d)
+    s = qq @ k[:, :, None].mT / math.sqrt(d)
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return (s.softmax(-1) @ v[:, :, None]).transpose(1, 2).reshape(b, h, n, -1)
+""",
+    near_miss="heads-shuffled",
+)
+wrong(
+    "grouped_query_attention",
+    "first sequence's keys for the batch",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k[:1].repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="first-sequence-for-all",
+)
+wrong(
+    "grouped_query_attention",
+    "causal only for a whole prompt",
+    """
+def grouped_query_attention(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
+    n, m = q.shape[2], k.shape[2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1])
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    s = s.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(1 if n == m else m), -math.inf)
+    return s.softmax(-1).to(v.dtype) @ v
+""",
+    near_miss="chunk-unmasked",
+)
+right(
+    "mha_to_gqa",
+    "product with a pooling matrix",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    hd, group = w.shape[1] // heads, heads // kv_heads
+    pool = torch.kron(torch.eye(kv_heads).double(), torch.ones(group, 1)) / group
+    return (w.double() @ torch.kron(pool, torch.eye(hd))).to(w.dtype)
+""",
+)
+wrong(
+    "mha_to_gqa",
+    "neighbouring columns",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    return w.reshape(d_in, -1, heads // kv_heads).mean(2)
+""",
+    near_miss="interleaved-columns",
+)
+wrong(
+    "mha_to_gqa",
+    "the maximum",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    return w.reshape(d_in, kv_heads, heads // kv_heads, width // heads).amax(2).reshape(d_in, -1)
+""",
+    near_miss="largest",
+)
+wrong(
+    "mha_to_gqa",
+    "groups of kv_heads heads",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    return w.reshape(d_in, heads // kv_heads, kv_heads, width // heads).mean(2).reshape(d_in, -1)
+""",
+    near_miss="groups-of-kv-heads",
+)
+wrong(
+    "mha_to_gqa",
+    "divided by kv_heads",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    return (w.reshape(d_in, kv_heads, heads // kv_heads, width // heads).sum(2) / kv_heads).reshape(d_in, -1)
+""",
+    near_miss="divided-by-kv-heads",
+)
+wrong(
+    "mha_to_gqa",
+    "rows pooled",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    hd = width // heads
+    return w.T.reshape(kv_heads, heads // kv_heads, hd, d_in).mean(1).reshape(-1, d_in)
+""",
+    near_miss="transposed",
+)
+right(
+    "mha_to_gqa",
+    "views",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    return w.view(d_in, kv_heads, heads // kv_heads, width // heads).mean(2).view(d_in, -1)
+""",
+)
+wrong(
+    "mha_to_gqa",
+    "the width stays: the mean repeated",
+    """
+def mha_to_gqa(w, heads, kv_heads):
+    d_in, width = w.shape
+    m = w.reshape(d_in, kv_heads, heads // kv_heads, width // heads).mean(2, keepdim=True)
+    return m.expand(-1, -1, heads // kv_heads, -1).reshape(d_in, width)
+""",
+    near_miss="repeated-to-full-width",
+)
+right(
+    "RollingKVCache",
+    "ring, token by token, positions stored, sorted",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        if window < 1:
+            raise ValueError("window below 1")
+        self.k = torch.empty(window, batch, kv_heads, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty_like(self.k)
+        self.reset()
+
+    def reset(self):
+        self.length = 0
+        self.where = torch.full((self.k.shape[0],), -1, dtype=torch.int64)
+
+    def update(self, k, v):
+        for t in range(k.shape[2]):
+            slot = self.length % len(self.where)
+            self.k[slot].copy_(k[:, :, t])
+            self.v[slot].copy_(v[:, :, t])
+            self.where[slot] = self.length
+            self.length += 1
+        pos, order = self.where.sort()
+        order = order[pos >= 0]
+        return self.k[order].permute(1, 2, 0, 3), self.v[order].permute(1, 2, 0, 3), pos[pos >= 0]
+""",
+)
+right(
+    "RollingKVCache",
+    "dict from position to row",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window, self.length, self.table = window, 0, {}
+
+    def update(self, k, v):
+        for t in range(k.shape[2]):
+            self.table[self.length] = (k[:, :, t:t + 1].clone(), v[:, :, t:t + 1].clone())
+            self.table.pop(self.length - self.window, None)
+            self.length += 1
+        keys = torch.cat([a for a, _ in self.table.values()], 2)
+        values = torch.cat([b for _, b in self.table.values()], 2)
+        return keys, values, torch.tensor(list(self.table))
+
+    def reset(self):
+        self.__dict__.update(length=0, table={})
+""",
+)
+wrong(
+    "RollingKVCache",
+    "in the order of the ring",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.window = window
+        self.length = 0
+
+    def update(self, k, v):
+        n = k.shape[2]
+        keep = min(n, self.window)
+        self.length += n
+        spots = torch.arange(self.length - keep, self.length, device=self.k.device) % self.window
+        self.k[:, :, spots] = k[:, :, n - keep:].detach()
+        self.v[:, :, spots] = v[:, :, n - keep:].detach()
+        rows = min(self.length, self.window)
+        pos = torch.arange(self.length - rows, self.length, device=self.k.device)
+        return self.k[:, :, :rows].clone(), self.v[:, :, :rows].clone(), pos
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="rows-in-order-of-storage",
+)
+wrong(
+    "RollingKVCache",
+    "chunk longer than the window: the first rows",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.window = window
+        self.length = 0
+
+    def update(self, k, v):
+        n = k.shape[2]
+        keep = min(n, self.window)
+        self.length += n
+        spots = torch.arange(self.length - keep, self.length, device=self.k.device) % self.window
+        self.k[:, :, spots] = k[:, :, :keep].detach()
+        self.v[:, :, spots] = v[:, :, :keep].detach()
+        rows = min(self.length, self.window)
+        pos = torch.arange(self.length - rows, self.length, device=self.k.device)
+        return self.k[:, :, pos % self.window], self.v[:, :, pos % self.window], pos
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="start-of-long-chunk",
+)
+wrong(
+    "RollingKVCache",
+    "chunk longer than the window fails",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.window = window
+        self.length = 0
+
+    def update(self, k, v):
+        n = k.shape[2]
+        if n > self.window:
+            raise ValueError('chunk too long')
+        keep = min(n, self.window)
+        self.length += n
+        spots = torch.arange(self.length - keep, self.length, device=self.k.device) % self.window
+        self.k[:, :, spots] = k[:, :, n - keep:].detach()
+        self.v[:, :, spots] = v[:, :, n - keep:].detach()
+        rows = min(self.length, self.window)
+        pos = torch.arange(self.length - rows, self.length, device=self.k.device)
+        return self.k[:, :, pos % self.window], self.v[:, :, pos % self.window], pos
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="long-chunk-refused",
+)
+wrong(
+    "RollingKVCache",
+    "reset keeps the count",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+""",
+    near_miss="positions-go-on-after-reset",
+)
+wrong(
+    "RollingKVCache",
+    "reset keeps the rows",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="stale-after-reset",
+)
+wrong(
+    "RollingKVCache",
+    "one token too many",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window - 1:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window - 1:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="one-row-too-many",
+)
+wrong(
+    "RollingKVCache",
+    "one token too few",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -max(1, self.window - 1):].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -max(1, self.window - 1):].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="one-row-too-few",
+)
+wrong(
+    "RollingKVCache",
+    "positions from 1",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows + 1, self.length + 1)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="positions-from-one",
+)
+wrong(
+    "RollingKVCache",
+    "newest first",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k.flip(2), self.v.flip(2), torch.arange(self.length - rows, self.length).flip(0)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="newest-first",
+)
+wrong(
+    "RollingKVCache",
+    "rolled in place, views returned",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.window, self.length = window, 0
+
+    def update(self, k, v):
+        for buf, x in ((self.k, k), (self.v, v)):
+            buf.copy_(torch.cat([buf, x], 2)[:, :, -self.window:])
+        self.length += k.shape[2]
+        n = min(self.length, self.window)
+        return self.k[:, :, self.window - n:], self.v[:, :, self.window - n:], torch.arange(self.length - n, self.length)
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="views-of-a-shifted-buffer",
+)
+wrong(
+    "RollingKVCache",
+    "rows alias the caller's tensors",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.reset()
+
+    def update(self, k, v):
+        self.ks += list(k.unbind(2))
+        self.vs += list(v.unbind(2))
+        self.ks, self.vs = self.ks[-self.window:], self.vs[-self.window:]
+        self.length += k.shape[2]
+        return torch.stack(self.ks, 2), torch.stack(self.vs, 2), torch.arange(self.length - len(self.ks), self.length)
+
+    def reset(self):
+        self.ks, self.vs, self.length = [], [], 0
+""",
+    near_miss="keeps-the-callers-rows",
+)
+wrong(
+    "RollingKVCache",
+    "a chunk that fills the window is kept as it came",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        if k.shape[2] >= self.window:
+            self.k, self.v = k[:, :, -self.window:], v[:, :, -self.window:]
+            self.length += k.shape[2]
+            return self.k, self.v, torch.arange(self.length - self.window, self.length)
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="keeps-a-full-chunk",
+)
+wrong(
+    "RollingKVCache",
+    "keys and values swapped",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.window = window
+        self.k = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone()
+        self.length = 0
+
+    def update(self, k, v):
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone()
+        self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        self.length += k.shape[2]
+        rows = self.k.shape[2]
+        return self.v, self.k, torch.arange(self.length - rows, self.length)
+
+    def reset(self):
+        self.k = self.k[:, :, :0]
+        self.v = self.v[:, :, :0]
+        self.length = 0
+""",
+    near_miss="keys-and-values-swapped",
+)
+right(
+    "quantize_kv",
+    "float64 inside, floor of x + 0.5",
+    """
+def quantize_kv(x):
+    scale = (x.double().abs().amax(3, True) / 127).to(x.dtype)
+    ratio = torch.nan_to_num(x.double() / scale.double(), nan=0.0, posinf=127, neginf=-127)
+    return torch.floor(ratio + 0.5).clamp(-127, 127).to(torch.int8), scale
+
+def dequantize_kv(q, scale):
+    return (q.double() * scale.double()).to(scale.dtype)
+""",
+)
+right(
+    "quantize_kv",
+    "multiplied by 127 / max in float32",
+    """
+def quantize_kv(x):
+    a = x.to(torch.promote_types(x.dtype, torch.float32))
+    top = torch.maximum(a.max(-1, keepdim=True)[0], -a.min(-1, keepdim=True)[0])
+    q = torch.where(top > 0, a / (top / 127), torch.zeros_like(a))
+    return torch.round(q).to(torch.int8), (top / 127).to(x.dtype)
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+)
+wrong(
+    "quantize_kv",
+    "largest value instead of magnitude",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.amax(-1, keepdim=True) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="without-magnitude-but-cut",
+)
+wrong(
+    "quantize_kv",
+    "one scale per channel",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-2, keepdim=True) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="one-scale-per-channel",
+)
+wrong(
+    "quantize_kv",
+    "one scale per token for all heads",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax((1, -1), keepdim=True).expand(*x.shape[:-1], 1) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="one-scale-per-token",
+)
+wrong(
+    "quantize_kv",
+    "one scale per token for the batch",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax((0, -1), keepdim=True).expand(*x.shape[:-1], 1) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="shared-across-the-batch",
+)
+wrong(
+    "quantize_kv",
+    "/ 128",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 128).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="divided-by-128",
+)
+wrong(
+    "quantize_kv",
+    "/ 128 and -128",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 128).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-128, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="down-to-minus-128",
+)
+wrong(
+    "quantize_kv",
+    "floor",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).floor().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="rounds-down",
+)
+wrong(
+    "quantize_kv",
+    "scale in float32 always",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="always-float32-scale",
+)
+wrong(
+    "quantize_kv",
+    "dequantised by division",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) / scale.clamp(min=1e-30)
+""",
+    near_miss="divides-by-the-scale",
+)
+wrong(
+    "quantize_kv",
+    "asymmetric",
+    """
+def quantize_kv(x):
+    f = x.to(torch.promote_types(x.dtype, torch.float32))
+    low, high = f.amin(-1, keepdim=True), f.amax(-1, keepdim=True)
+    scale = ((high - low) / 254).clamp(min=1e-12)
+    q = ((f - (high + low) / 2) / scale).round().clamp(-127, 127)
+    return q.to(torch.int8), scale.to(x.dtype)
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype) * scale
+""",
+    near_miss="asymmetric",
+)
+wrong(
+    "quantize_kv",
+    "quantised only: dequantising is the identity",
+    """
+def quantize_kv(x):
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).to(x.dtype)
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale).to(wide.dtype)
+    q = (wide / safe).round().clamp(-127, 127).to(torch.int8)
+    return q, scale
+
+
+def dequantize_kv(q, scale):
+    return q.to(scale.dtype)
+""",
+    near_miss="forgets-the-scale",
+)
+right(
+    "PagedKVCache",
+    "flat pool of rows, slots per token",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.size = page_size
+        self.rows = torch.empty(2, kv_heads, pages * page_size, head_dim, dtype=dtype, device=device)
+        self.unused = set(range(pages))
+        self.slots = {}
+
+    @property
+    def free_pages(self):
+        return len(self.unused)
+
+    @torch.no_grad()
+    def append(self, sequence, k, v):
+        slots = list(self.slots.get(sequence, []))
+        new = k.shape[1]
+        room = -len(slots) % self.size
+        pages = math.ceil(max(0, new - room) / self.size)
+        if pages > len(self.unused):
+            raise ValueError("not enough free pages")
+        start = len(slots)
+        if room:
+            slots += range(slots[-1] + 1, slots[-1] + 1 + min(room, new))
+        while len(slots) < start + new:
+            page = self.unused.pop()
+            left = start + new - len(slots)
+            slots += range(page * self.size, page * self.size + min(self.size, left))
+        here = torch.tensor(slots[start:], dtype=torch.long)
+        self.rows[0][:, here] = k
+        self.rows[1][:, here] = v
+        self.slots[sequence] = slots
+
+    def gather(self, sequence):
+        both = self.rows[:, :, torch.tensor(self.slots[sequence], dtype=torch.long)]
+        return both[0], both[1]
+
+    def free(self, sequence):
+        self.unused |= {s // self.size for s in self.slots.pop(sequence)}
+""",
+)
+right(
+    "PagedKVCache",
+    "OrderedDict and a helper class for the allocator",
+    """
+from collections import OrderedDict
+
+class _Pool:
+    def __init__(self, n):
+        self.ids = OrderedDict((i, None) for i in range(n))
+
+    def take(self, n):
+        if n > len(self.ids):
+            raise ValueError(f"cannot take {n} of {len(self.ids)} pages")
+        return [self.ids.popitem(last=True)[0] for _ in range(n)]
+
+    def give(self, pages):
+        for p in pages:
+            self.ids[p] = None
+
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.store = torch.full((pages, 2, kv_heads, page_size, head_dim), float("nan"), dtype=dtype, device=device)
+        self.pool = _Pool(pages)
+        self.ps = page_size
+        self.seqs = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool.ids)
+
+    def append(self, sequence, k, v):
+        table, n = self.seqs.get(sequence, ((), 0))
+        total = n + k.shape[1]
+        fresh = self.pool.take(max(0, (total - 1) // self.ps + 1 - len(table))) if total else []
+        table = (*table, *fresh)
+        for i, pos in enumerate(range(n, total)):
+            self.store[table[pos // self.ps], :, :, pos % self.ps] = torch.stack([k[:, i], v[:, i]]).detach()
+        self.seqs[sequence] = (table, total)
+
+    def gather(self, sequence):
+        table, n = self.seqs[sequence]
+        data = torch.stack([self.store[p] for p in table], dim=2)
+        data = data.reshape(2, data.shape[1], -1, data.shape[-1])[:, :, :n]
+        k, v = data.clone()
+        return k, v
+
+    def free(self, sequence):
+        table, _ = self.seqs.pop(sequence)
+        self.pool.give(table)
+""",
+)
+wrong(
+    "PagedKVCache",
+    "every append takes a new page",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-k.shape[1] // self.page_size)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="new-page-per-append",
+)
+wrong(
+    "PagedKVCache",
+    "one page too many at a full page",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = (end // self.page_size + 1) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="one-page-too-many",
+)
+wrong(
+    "PagedKVCache",
+    "free gives one page back",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence)[:1])
+        del self.lengths[sequence]
+""",
+    near_miss="one-page-comes-back",
+)
+wrong(
+    "PagedKVCache",
+    "free forgets to forget",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables[sequence])
+""",
+    near_miss="stale-after-free",
+)
+wrong(
+    "PagedKVCache",
+    "free keeps the length",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+""",
+    near_miss="length-kept-after-free",
+)
+wrong(
+    "PagedKVCache",
+    "pages taken before the error",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        table = table + []
+        for _ in range(need):
+            if not self.pool:
+                raise ValueError('no page left')
+            table.append(self.pool.pop(0))
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="takes-pages-before-refusing",
+)
+wrong(
+    "PagedKVCache",
+    "stored as far as it goes",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        table = self.tables.setdefault(sequence, [])
+        self.lengths.setdefault(sequence, 0)
+        for t in range(k.shape[1]):
+            page, slot = divmod(self.lengths[sequence], self.page_size)
+            if page == len(table):
+                if not self.pool:
+                    raise ValueError("no page left")
+                table.append(self.pool.pop())
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+            self.lengths[sequence] += 1
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        return tuple(b[table].transpose(0, 1).flatten(1, 2)[:, :n].clone() for b in (self.k, self.v))
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="stores-what-fits",
+)
+wrong(
+    "PagedKVCache",
+    "the last page filled before the error",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        room = len(table) * self.page_size - length
+        for t in range(min(room, k.shape[1])):
+            self.k[table[-1], :, (length + t) % self.page_size] = k[:, t]
+            self.v[table[-1], :, (length + t) % self.page_size] = v[:, t]
+        if room and need > len(self.pool):
+            self.lengths[sequence] = length + min(room, k.shape[1])
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="fills-the-last-page-before-refusing",
+)
+wrong(
+    "PagedKVCache",
+    "free_pages counts tokens",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool) * self.page_size
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="tokens-for-pages",
+)
+wrong(
+    "PagedKVCache",
+    "pages gathered by number",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[sorted(table)].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="pages-by-number",
+)
+wrong(
+    "PagedKVCache",
+    "keys and values swapped",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.v), rows(self.k)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="keys-and-values-swapped",
+)
+wrong(
+    "PagedKVCache",
+    "values twice",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = k[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+    near_miss="values-from-keys",
+)
+wrong(
+    "PagedKVCache",
+    "ids modulo the number of pages",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        sequence %= len(self.k)
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        sequence %= len(self.k)
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        sequence %= len(self.k)
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+)
+wrong(
+    "PagedKVCache",
+    "free empties the whole pool",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool = list(range(len(self.k)))
+        self.tables.clear()
+        self.lengths.clear()
+""",
+    near_miss="frees-everything",
+)
+wrong(
+    "PagedKVCache",
+    "the first chunk aliases the caller",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        if length == 0 and k.shape[1] == self.page_size:
+            self.whole = getattr(self, 'whole', {})
+            self.whole[sequence] = (k, v)
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        if n == self.page_size and sequence in getattr(self, 'whole', {}):
+            return self.whole[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+)
+wrong(
+    "PagedKVCache",
+    "sequence known after a refused append",
+    """
+class PagedKVCache:
+    def __init__(self, pages, page_size, kv_heads, head_dim, dtype, device):
+        self.k = torch.zeros(pages, kv_heads, page_size, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.page_size = page_size
+        self.pool = list(range(pages))
+        self.tables = {}
+        self.lengths = {}
+
+    @property
+    def free_pages(self):
+        return len(self.pool)
+
+    def append(self, sequence, k, v):
+        length = self.lengths.get(sequence, 0)
+        table = self.tables.get(sequence, [])
+        end = length + k.shape[1]
+        need = -(-end // self.page_size) - len(table)
+        if need > len(self.pool):
+            self.tables.setdefault(sequence, [])
+            self.lengths.setdefault(sequence, end)
+            raise ValueError(f"{need} pages needed, {len(self.pool)} free")
+        table = table + [self.pool.pop(0) for _ in range(need)]
+        for t in range(k.shape[1]):
+            page, slot = divmod(length + t, self.page_size)
+            self.k[table[page], :, slot] = k[:, t]
+            self.v[table[page], :, slot] = v[:, t]
+        self.tables[sequence] = table
+        self.lengths[sequence] = end
+
+    def gather(self, sequence):
+        table, n = self.tables[sequence], self.lengths[sequence]
+        def rows(buf):
+            return buf[table].transpose(0, 1).flatten(1, 2)[:, :n].clone()
+        return rows(self.k), rows(self.v)
+
+    def free(self, sequence):
+        self.pool.extend(self.tables.pop(sequence))
+        del self.lengths[sequence]
+""",
+)

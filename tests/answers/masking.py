@@ -291,7 +291,7 @@ def masked_softmax(scores, mask):
     return torch.softmax(s, -1).masked_fill(hidden, 0.0)
 """,
 )
-wrong(
+right(
     "masked_softmax",
     "float64 goes through float32",
     """
@@ -502,6 +502,7 @@ def causal_self_attention(q, k, v):
     s = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     return torch.softmax(s.masked_fill(torch.ones(n, n).triu(1).bool(), -20.0), -1) @ v
 """,
+    near_miss="finite-number",
 )
 wrong(
     "causal_self_attention",
@@ -532,7 +533,7 @@ def causal_self_attention(q, k, v):
     return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
 """,
 )
-wrong(
+right(
     "causal_self_attention",
     "float64 through float32",
     """
@@ -1502,7 +1503,7 @@ def find_leaks(model, ids):
             out[:j, j] |= (model(x) - base).mean(-1).abs()[0, :j] > 1e-6
     return out
 """,
-    near_miss="sum-of-logits",
+    near_miss="mean-change",
 )
 wrong(
     "find_leaks",
@@ -1568,4 +1569,904 @@ def find_leaks(model, ids):
             out[:j, j] += ((model(x) - base).abs() > 1e-6).any(-1)[0, :j]
     return out
 """,
+)
+
+# ---- a second stranger: what slipped through or went unnamed, and other styles
+
+right(
+    "causal_mask",
+    "the library's own mask",
+    """
+def causal_mask(n, dtype=torch.float32):
+    return torch.nn.Transformer.generate_square_subsequent_mask(n, dtype=dtype)
+""",
+)
+right(
+    "causal_mask",
+    "transposed view, negated infinities: -0.0 where allowed",
+    """
+def causal_mask(n, dtype=torch.float32):
+    return (-torch.full((n, n), math.inf, dtype=dtype).tril(-1)).T
+""",
+)
+wrong(
+    "causal_mask",
+    "finfo.min only in half precision",
+    """
+def causal_mask(n, dtype=torch.float32):
+    low = float("-inf") if dtype in (torch.float32, torch.float64) else torch.finfo(dtype).min
+    return torch.full((n, n), low, dtype=dtype).triu(1)
+""",
+    near_miss="smallest-number-in-half",
+)
+wrong(
+    "causal_mask",
+    "boolean",
+    """
+def causal_mask(n, dtype=torch.float32):
+    return torch.ones(n, n, dtype=torch.bool).tril()
+""",
+    near_miss="boolean",
+)
+right(
+    "masked_softmax",
+    "torch's softmax in half precision as it comes",
+    """
+def masked_softmax(scores, mask):
+    x = scores + mask
+    empty = (x == float("-inf")).all(-1, keepdim=True)
+    safe = torch.where(empty, torch.zeros_like(x), x)
+    return torch.where(empty, torch.zeros_like(x), F.softmax(safe, dim=-1))
+""",
+)
+right(
+    "masked_softmax",
+    "tiny number in the denominator that changes nothing",
+    """
+def masked_softmax(scores, mask):
+    x = (scores + mask).to(torch.float64)
+    top = x.amax(-1, keepdim=True).clamp(min=-1e30).detach()
+    e = (x - top).exp()
+    return (e / (e.sum(-1, keepdim=True) + 1e-30)).to(scores.dtype)
+""",
+)
+wrong(
+    "masked_softmax",
+    "maximum over the masked scores too",
+    """
+def masked_softmax(scores, mask):
+    e = torch.exp(scores - scores.amax(-1, keepdim=True)) * (mask == 0)
+    return e / e.sum(-1, keepdim=True).clamp(min=1e-30)
+""",
+    near_miss="largest-of-all-keys",
+)
+wrong(
+    "masked_softmax",
+    "softmax over the queries",
+    """
+def masked_softmax(scores, mask):
+    x = scores + mask
+    dead = (x == -math.inf).all(-2, keepdim=True)
+    return F.softmax(x.masked_fill(dead, 0), -2).masked_fill(dead, 0)
+""",
+    near_miss="over-queries",
+)
+wrong(
+    "masked_softmax",
+    "mask cut at -1e4",
+    """
+def masked_softmax(scores, mask):
+    m = mask.clamp(min=-1e4)
+    dead = (mask == -math.inf).expand(scores.shape).all(-1, keepdim=True)
+    return F.softmax(scores + m, -1).masked_fill(dead, 0)
+""",
+    near_miss="finite-number",
+)
+right(
+    "causal_self_attention",
+    "-1e9 in float32: the same weights",
+    """
+def causal_self_attention(q, k, v):
+    s = (q @ k.mT) / math.sqrt(q.size(-1))
+    s = s if s.dtype == torch.float64 else s.float()
+    n = q.size(-2)
+    s = s.masked_fill(torch.triu(torch.ones(n, n), 1).bool(), -1e9)
+    return F.softmax(s, dim=-1).to(v.dtype) @ v
+""",
+)
+right(
+    "causal_self_attention",
+    "unnormalised sums, divided at the end",
+    """
+def causal_self_attention(q, k, v):
+    wide = torch.float64
+    s = q.to(wide) @ k.to(wide).mT / math.sqrt(q.size(-1))
+    n = q.size(-2)
+    s = s + torch.full((n, n), -math.inf, dtype=wide).triu(1)
+    e = torch.exp(s - s.amax(-1, keepdim=True).detach())
+    return ((e @ v.to(wide)) / e.sum(-1, keepdim=True)).to(v.dtype)
+""",
+)
+wrong(
+    "causal_self_attention",
+    "divided by d",
+    """
+def causal_self_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0 / q.shape[-1])
+""",
+    near_miss="scaled-by-d",
+)
+wrong(
+    "causal_self_attention",
+    "scaled with the length of the text",
+    """
+def causal_self_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0 / math.sqrt(q.shape[-2]))
+""",
+    near_miss="scaled-by-length",
+)
+wrong(
+    "causal_self_attention",
+    "mask after the softmax",
+    """
+def causal_self_attention(q, k, v):
+    w = F.softmax((q @ k.mT).float() / math.sqrt(q.shape[-1]), -1).to(q.dtype)
+    return w.tril() @ v
+""",
+    near_miss="mask-after-softmax",
+)
+wrong(
+    "causal_self_attention",
+    "mask after the softmax, renormalised: later keys leak through the sum",
+    """
+def causal_self_attention(q, k, v):
+    w = F.softmax((q @ k.mT) / math.sqrt(q.shape[-1]), -1).tril()
+    return w / w.sum(-1, keepdim=True) @ v
+""",
+    near_miss="renormalised-too-late",
+)
+wrong(
+    "causal_self_attention",
+    "scores of later keys set to 0",
+    """
+def causal_self_attention(q, k, v):
+    s = (q @ k.mT / math.sqrt(q.shape[-1])).tril()
+    return F.softmax(s, -1) @ v
+""",
+    near_miss="masked-score-zero",
+)
+wrong(
+    "causal_self_attention",
+    "a token does not see itself (the first one does)",
+    """
+def causal_self_attention(q, k, v):
+    n = q.shape[-2]
+    m = torch.ones(n, n, dtype=torch.bool).tril(-1)
+    m[0, 0] = True
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=m)
+""",
+    near_miss="excludes-itself-after-the-first",
+)
+wrong(
+    "causal_self_attention",
+    "transposed mask",
+    """
+def causal_self_attention(q, k, v):
+    n = q.shape[-2]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(n, n, dtype=torch.bool).triu())
+""",
+    near_miss="mask-transposed",
+)
+wrong(
+    "causal_self_attention",
+    "softmax over the queries",
+    """
+def causal_self_attention(q, k, v):
+    n = q.shape[-2]
+    s = (q @ k.mT) / math.sqrt(q.shape[-1]) + torch.full((n, n), -math.inf, dtype=q.dtype).triu(1)
+    return F.softmax(s, -2) @ v
+""",
+    near_miss="over-queries",
+)
+right(
+    "causal_mask_with_past",
+    "flipped from the end",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries > keys:
+        raise ValueError("More queries than keys.")
+    return torch.ones(queries, keys, dtype=torch.bool).triu().flip((0, 1))
+""",
+)
+wrong(
+    "causal_mask_with_past",
+    "one key too many",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries > keys:
+        raise ValueError("more queries than keys")
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries + 1)
+""",
+    near_miss="sees-the-next",
+)
+wrong(
+    "causal_mask_with_past",
+    "refuses queries = keys",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries >= keys:
+        raise ValueError("more queries than keys")
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+""",
+    near_miss="equality-refused",
+)
+wrong(
+    "causal_mask_with_past",
+    "True means hidden",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries > keys:
+        raise ValueError("more queries than keys")
+    return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+""",
+    near_miss="inverted",
+)
+wrong(
+    "causal_mask_with_past",
+    "past visible to none of the new tokens",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries > keys:
+        raise ValueError("more queries than keys")
+    m = torch.zeros(queries, keys, dtype=torch.bool)
+    m[:, keys - queries:] = torch.ones(queries, queries, dtype=torch.bool).tril()
+    return m
+""",
+    near_miss="only-the-new",
+)
+wrong(
+    "causal_mask_with_past",
+    "the newest query first",
+    """
+def causal_mask_with_past(queries, keys):
+    if queries > keys:
+        raise ValueError("more queries than keys")
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).flip(0)
+""",
+    near_miss="newest-first",
+)
+right(
+    "padding_mask",
+    "one hot and cumulative sum",
+    """
+def padding_mask(lengths, seq):
+    end = F.one_hot(lengths.to(torch.int64), seq + 1)
+    return end.cumsum(-1)[:, :seq] == 0
+""",
+)
+wrong(
+    "padding_mask",
+    "integers",
+    """
+def padding_mask(lengths, seq):
+    return (torch.arange(seq) < lengths[:, None]).long()
+""",
+    near_miss="whole-numbers",
+)
+wrong(
+    "padding_mask",
+    "the first row's length for all",
+    """
+def padding_mask(lengths, seq):
+    return (torch.arange(seq) < lengths[0]).expand(len(lengths), seq)
+""",
+    near_miss="first-length-for-all",
+)
+wrong(
+    "padding_mask",
+    "empty rows get one token",
+    """
+def padding_mask(lengths, seq):
+    return torch.arange(seq) < lengths.clamp(min=1)[:, None]
+""",
+    near_miss="one-token-at-least",
+)
+wrong(
+    "padding_mask",
+    "batch and tokens swapped",
+    """
+def padding_mask(lengths, seq):
+    return torch.arange(seq)[:, None] < lengths
+""",
+    near_miss="axes-swapped",
+)
+right(
+    "causal_padding_mask",
+    "additive sums",
+    """
+def causal_padding_mask(real):
+    n = real.size(-1)
+    add = torch.full((n, n), -math.inf).triu(1)
+    pad = torch.zeros(real.shape).masked_fill(~real, -math.inf)
+    return (add[None, None] + pad[:, None, None]) == 0
+""",
+)
+wrong(
+    "causal_padding_mask",
+    "every query sees itself",
+    """
+def causal_padding_mask(real):
+    n = real.shape[1]
+    m = torch.ones(n, n, dtype=torch.bool).tril() & real[:, None, None, :]
+    return m | torch.eye(n, dtype=torch.bool)
+""",
+    near_miss="diagonal-always-open",
+)
+wrong(
+    "causal_padding_mask",
+    "queries without any key see themselves",
+    """
+def causal_padding_mask(real):
+    n = real.shape[1]
+    m = torch.ones(n, n, dtype=torch.bool).tril() & real[:, None, None, :]
+    return m | (~m.any(-1, keepdim=True) & torch.eye(n, dtype=torch.bool))
+""",
+    near_miss="empty-rows-opened",
+)
+wrong(
+    "causal_padding_mask",
+    "or instead of and",
+    """
+def causal_padding_mask(real):
+    n = real.shape[1]
+    return torch.ones(n, n, dtype=torch.bool).tril() | real[:, None, None, :]
+""",
+    near_miss="either-condition",
+)
+wrong(
+    "causal_padding_mask",
+    "strictly earlier keys",
+    """
+def causal_padding_mask(real):
+    n = real.shape[1]
+    return torch.ones(n, n, dtype=torch.bool).tril(-1) & real[:, None, None, :]
+""",
+    near_miss="excludes-itself",
+)
+wrong(
+    "causal_padding_mask",
+    "batch of one",
+    """
+def causal_padding_mask(real):
+    n = real.shape[1]
+    m = torch.ones(n, n, dtype=torch.bool).tril() & real[0]
+    return m.expand(real.shape[0], 1, n, n)
+""",
+    near_miss="first-text-for-all",
+)
+right(
+    "sliding_window_mask",
+    "sum of diagonals",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window must be positive")
+    m = torch.zeros(n, n)
+    for back in range(min(window, n)):
+        m += torch.diag(torch.ones(n - back), -back)
+    return m > 0
+""",
+)
+wrong(
+    "sliding_window_mask",
+    "one token too few",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window below 1")
+    return torch.ones(n, n, dtype=torch.bool).tril().triu(min(0, 2 - window))
+""",
+    near_miss="one-too-few",
+)
+wrong(
+    "sliding_window_mask",
+    "no lower end",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window below 1")
+    return torch.ones(n, n, dtype=torch.bool).tril()
+""",
+    near_miss="window-ignored",
+)
+wrong(
+    "sliding_window_mask",
+    "no error",
+    """
+def sliding_window_mask(n, window):
+    return torch.ones(n, n, dtype=torch.bool).tril().triu(1 - window)
+""",
+    near_miss="no-error",
+)
+wrong(
+    "sliding_window_mask",
+    "refuses a window above n",
+    """
+def sliding_window_mask(n, window):
+    if window < 1 or window > n:
+        raise ValueError("window out of range")
+    return torch.ones(n, n, dtype=torch.bool).tril().triu(1 - window)
+""",
+    near_miss="large-window-refused",
+)
+wrong(
+    "sliding_window_mask",
+    "negative start of a slice",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window below 1")
+    m = torch.zeros(n, n, dtype=torch.bool)
+    for i in range(n):
+        m[i, i - window + 1:i + 1] = True
+    return m
+""",
+    near_miss="slice-from-the-end",
+)
+wrong(
+    "sliding_window_mask",
+    "looks ahead",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window below 1")
+    return torch.ones(n, n, dtype=torch.bool).triu().tril(window - 1)
+""",
+    near_miss="looks-ahead",
+)
+wrong(
+    "sliding_window_mask",
+    "additive",
+    """
+def sliding_window_mask(n, window):
+    if window < 1:
+        raise ValueError("window below 1")
+    keep = torch.ones(n, n, dtype=torch.bool).tril().triu(1 - window)
+    return torch.zeros(n, n).masked_fill(~keep, -math.inf)
+""",
+    near_miss="additive",
+)
+right(
+    "document_mask",
+    "start of the own document",
+    """
+def document_mask(document_ids):
+    n = document_ids.shape[-1]
+    j = torch.arange(n)
+    first = torch.ones(document_ids.shape, dtype=torch.bool)
+    first[..., 1:] = document_ids[..., 1:] != document_ids[..., :-1]
+    start = torch.where(first, j, 0).cummax(-1).values
+    return (j >= start[..., None]) & (j <= j[:, None])
+""",
+)
+right(
+    "document_mask",
+    "blocks of ones",
+    """
+def document_mask(document_ids):
+    if document_ids.dim() > 1:
+        return torch.stack([document_mask(row) for row in document_ids])
+    lengths = torch.unique_consecutive(document_ids, return_counts=True)[1].tolist()
+    return torch.block_diag(*[torch.ones(m, m).tril() for m in lengths]).bool()
+""",
+)
+wrong(
+    "document_mask",
+    "earlier documents visible: ids as numbers",
+    """
+def document_mask(document_ids):
+    return (document_ids.unsqueeze(-1) >= document_ids.unsqueeze(-2)).tril()
+""",
+    near_miss="smaller-ids-visible",
+)
+wrong(
+    "document_mask",
+    "the first row's documents for the batch",
+    """
+def document_mask(document_ids):
+    n = document_ids.shape[-1]
+    d = document_ids.reshape(-1, n)[0]
+    return (d[:, None] == d).tril().expand(*document_ids.shape, n)
+""",
+    near_miss="first-row-for-all",
+)
+wrong(
+    "document_mask",
+    "id 0 taken for padding",
+    """
+def document_mask(document_ids):
+    same = document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2)
+    return same.tril() & (document_ids != 0).unsqueeze(-1)
+""",
+    near_miss="zero-is-padding",
+)
+wrong(
+    "document_mask",
+    "negative ids taken for padding",
+    """
+def document_mask(document_ids):
+    same = document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2)
+    return same.tril() & (document_ids >= 0).unsqueeze(-2)
+""",
+    near_miss="negative-is-padding",
+)
+wrong(
+    "document_mask",
+    "compared as float32: large neighbours are the same",
+    """
+def document_mask(document_ids):
+    d = document_ids.float()
+    return (d.unsqueeze(-1) == d.unsqueeze(-2)).tril()
+""",
+    near_miss="rounded-ids",
+)
+wrong(
+    "document_mask",
+    "only rising ids start a document",
+    """
+def document_mask(document_ids):
+    up = torch.zeros_like(document_ids, dtype=torch.long)
+    up[..., 1:] = (document_ids.diff(dim=-1) > 0).long()
+    run = up.cumsum(-1)
+    return (run.unsqueeze(-1) == run.unsqueeze(-2)).tril()
+""",
+    near_miss="only-growing-ids",
+)
+wrong(
+    "document_mask",
+    "future only",
+    """
+def document_mask(document_ids):
+    return (document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2)).triu()
+""",
+    near_miss="looks-ahead",
+)
+wrong(
+    "document_mask",
+    "additive (again)",
+    """
+def document_mask(document_ids):
+    same = (document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2)).tril()
+    return torch.zeros(same.shape).masked_fill(~same, -math.inf)
+""",
+    near_miss="additive",
+)
+right(
+    "prefix_lm_mask",
+    "parts joined",
+    """
+def prefix_lm_mask(n, prefix):
+    top = torch.cat([torch.ones(prefix, prefix), torch.zeros(prefix, n - prefix)], 1)
+    below = torch.ones(n - prefix, n).tril(prefix)
+    return torch.cat([top, below]).bool()
+""",
+)
+wrong(
+    "prefix_lm_mask",
+    "prefix one too short",
+    """
+def prefix_lm_mask(n, prefix):
+    j = torch.arange(n)
+    return (j[None] <= j[:, None]) | (j < prefix - 1)
+""",
+    near_miss="one-too-few",
+)
+wrong(
+    "prefix_lm_mask",
+    "everyone looks prefix - 1 tokens ahead",
+    """
+def prefix_lm_mask(n, prefix):
+    m = torch.ones(n, n, dtype=torch.bool).tril(prefix - 1) | torch.ones(n, n, dtype=torch.bool).tril()
+    return m
+""",
+    near_miss="looks-ahead-everywhere",
+)
+wrong(
+    "prefix_lm_mask",
+    "the answer whole, the prefix causal",
+    """
+def prefix_lm_mask(n, prefix):
+    m = torch.ones(n, n, dtype=torch.bool).tril()
+    m[prefix:, prefix:] = True
+    return m
+""",
+    near_miss="roles-swapped",
+)
+wrong(
+    "prefix_lm_mask",
+    "negative slice: prefix of 0 opens everything",
+    """
+def prefix_lm_mask(n, prefix):
+    m = torch.ones(n, n, dtype=torch.bool).tril()
+    m[:, -n:][:prefix or n, :prefix or n] = True
+    return m
+""",
+    near_miss="no-prefix-opens-all",
+)
+wrong(
+    "prefix_lm_mask",
+    "prefix counted from the end",
+    """
+def prefix_lm_mask(n, prefix):
+    m = torch.ones(n, n, dtype=torch.bool).tril()
+    m[n - prefix:, n - prefix:] = True
+    return m
+""",
+    near_miss="suffix",
+)
+wrong(
+    "prefix_lm_mask",
+    "True means hidden",
+    """
+def prefix_lm_mask(n, prefix):
+    m = torch.ones(n, n, dtype=torch.bool).tril()
+    m[:prefix, :prefix] = True
+    return ~m
+""",
+    near_miss="inverted",
+)
+right(
+    "find_leaks",
+    "python numbers",
+    """
+def find_leaks(model, ids):
+    text = ids[0].tolist()
+    ask = lambda t: model(torch.tensor([t], dtype=ids.dtype))[0].tolist()
+    base = ask(text)
+    n, vocab = len(text), len(base[0])
+    grid = [[False] * n for _ in range(n)]
+    for j in range(n):
+        for token in range(vocab):
+            if token != text[j]:
+                got = ask(text[:j] + [token] + text[j + 1:])
+                for i in range(j):
+                    if any(abs(a - b) > 1e-6 for a, b in zip(got[i], base[i])):
+                        grid[i][j] = True
+    return torch.tensor(grid)
+""",
+)
+right(
+    "find_leaks",
+    "scatter, greatest change",
+    """
+def find_leaks(model, ids):
+    with torch.inference_mode():
+        before = model(ids)
+        n, vocab = before.shape[-2:]
+        worst = torch.zeros(n, n, dtype=before.dtype)
+        for token in range(vocab):
+            batch = ids.repeat(n, 1)
+            batch[torch.arange(n), torch.arange(n)] = token
+            worst = torch.maximum(worst, (model(batch) - before).abs().amax(-1).T)
+    return (worst > 1e-6) & torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1)
+""",
+)
+wrong(
+    "find_leaks",
+    "token 0 is never tried",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(1, vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="token-zero-left-out",
+)
+wrong(
+    "find_leaks",
+    "the last token of the vocabulary is never tried",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab - 1):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="tokens-of-the-text",
+)
+wrong(
+    "find_leaks",
+    "no absolute value: only a rise counts",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other) - base) > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="only-upwards",
+)
+wrong(
+    "find_leaks",
+    "the sum of the logits is compared",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other).sum(-1) - base.sum(-1)).abs() > 1e-6)[0, :j]
+    return out
+""",
+    near_miss="sum-of-logits",
+)
+wrong(
+    "find_leaks",
+    "the likeliest token is compared",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= (model(other).argmax(-1) != base.argmax(-1))[0, :j]
+    return out
+""",
+    near_miss="most-probable-token",
+)
+wrong(
+    "find_leaks",
+    "mean change over the logits",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other) - base).abs().mean(-1) > 1e-6)[0, :j]
+    return out
+""",
+    near_miss="mean-change",
+)
+wrong(
+    "find_leaks",
+    "threshold 1e-3",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] |= ((model(other) - base).abs() > 1e-3).any(-1)[0, :j]
+    return out
+""",
+    near_miss="limit-too-large",
+)
+wrong(
+    "find_leaks",
+    "diagonal and below not cleared",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:, j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0]
+    return out
+""",
+    near_miss="every-dependence",
+)
+wrong(
+    "find_leaks",
+    "transposed",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[j, :j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="transposed",
+)
+wrong(
+    "find_leaks",
+    "all later tokens changed together",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j:] = t
+            out[:j, j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="all-later-tokens-at-once",
+)
+wrong(
+    "find_leaks",
+    "only the last trial counts",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        for t in range(vocab):
+            other = ids.clone()
+            other[0, j] = t
+            out[:j, j] = ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
+    return out
+""",
+    near_miss="last-token-only",
+)
+wrong(
+    "find_leaks",
+    "every token must move it",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(1, n):
+        batch = ids.repeat(vocab - 1, 1)
+        batch[:, j] = torch.tensor([t for t in range(vocab) if t != int(ids[0, j])])
+        out[:j, j] = ((model(batch) - base).abs() > 1e-6).any(-1).all(0)[:j]
+    return out
+""",
+    near_miss="every-token-must-move-it",
+)
+wrong(
+    "find_leaks",
+    "the next position only",
+    """
+def find_leaks(model, ids):
+    base = model(ids)
+    n, vocab = base.shape[1:]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(1, n):
+        batch = ids.repeat(vocab, 1)
+        batch[:, j] = torch.arange(vocab)
+        out[j - 1, j] = ((model(batch) - base).abs() > 1e-6).any(-1).any(0)[j - 1]
+    return out
+""",
+    near_miss="neighbours-only",
 )
