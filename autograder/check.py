@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autograder import catalog, judge
+from autograder import catalog, judge, pieces
 from autograder.catalog import Chapter
 from autograder.inside.engine import describe_error
 from autograder.inside.worker import Cells
@@ -34,9 +34,10 @@ class CheckFailed(AssertionError):
 class Report:
     """An exercise's result, as a table in a notebook (HTML), in a terminal (text), and as data."""
 
-    def __init__(self, result: Result, hint: str | None):
+    def __init__(self, result: Result, hint: str | None, borrowed: list[str] | None = None):
         self.result = result
         self.hint = hint
+        self.borrowed = borrowed or []
 
     def rows(self) -> list[tuple[bool, str, str]]:
         """One row per group: passed, what it checks, what is wrong."""
@@ -61,6 +62,8 @@ class Report:
             lines.append(f"{result.diagnosis.says} ({book_address(result.exercise, result.diagnosis.see)})")
         if not result.passed and self.hint:
             lines.append(f"Hint: {self.hint}")
+        if self.borrowed:
+            lines.append(pieces.sentence(self.borrowed))
         return lines
 
     def _repr_html_(self) -> str:
@@ -110,7 +113,7 @@ def check_names(chapter: Chapter, name: str, namespace: dict[str, Any]) -> Repor
     exercise = judge.exercises(chapter.stem)[name]
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
         result = run_exercise(exercise, Local(namespace), PUBLIC_SEED, public=True)
-    return Report(result, None)
+    return Report(result, None, pieces.borrowed_here(chapter, namespace, exercise.functions))
 
 
 def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, Any]]:
@@ -137,12 +140,14 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
                 results.append({"name": entry.name, "passed": False, "near_miss": None, "message": told})
             continue
         cells.turn(entry.name)
-        result = check_names(chapter, entry.name, namespace).result
+        report = check_names(chapter, entry.name, namespace)
+        result = report.result
         results.append({
             "name": entry.name,
             "passed": result.passed,
             "near_miss": result.diagnosis.name if result.diagnosis else None,
             "message": result.message,
+            **({"borrowed": report.borrowed} if chapter.pieces else {}),
         })  # fmt: skip
     if not results and "file" in errors:
         results.append({"name": "file", "passed": False, "near_miss": None, "message": errors["file"]})

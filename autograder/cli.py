@@ -86,6 +86,20 @@ def parser() -> Parser:
     grade.add_argument("--scheduler", metavar="ADDRESS", help="grade on a Dask cluster (tcp://host:port)")
     grade.set_defaults(run=run_grade)
 
+    board = commands.add_parser("leaderboard", help="rank the capstone's generators by what they cost", description="Ranks the capstone's generators by counted FLOPs: of notebooks that are graded now, or of those graded in a course folder.")  # fmt: skip
+    board.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="a notebook, a .py file, or a folder <student>/capstone/capstone.ipynb")  # fmt: skip
+    board.add_argument("--course", type=Path, metavar="DIR", help="course folder whose graded submissions are ranked")  # fmt: skip
+    board.add_argument("--json", action="store_true", help="print a list with one object per submission")
+    board.add_argument("--workers", type=int, metavar="N", help="processes (default: by cores and submissions)")  # fmt: skip
+    board.add_argument(
+        "--no-sandbox",
+        action="store_true",
+        help="run answers without isolation; the counts are not to be trusted then",
+    )
+    board.set_defaults(
+        run=run_leaderboard, stem="capstone", device="cpu", seed=None, force=False, scheduler=None
+    )
+
     for name, words in (
         ("release", "write an assignment into a course folder and release it"),
         ("collect", "collect submissions into a course folder"),
@@ -176,6 +190,41 @@ def default_notebook(stem: str) -> Path:
 
 def run_grade(arguments: argparse.Namespace) -> int:
     """`course-llm grade`: hidden cases, in the sandbox; with `--course` into nbgrader's gradebook."""
+    reports, unusable = graded_paths(arguments)
+    if arguments.json:
+        print(json.dumps([report.to_json() for report in reports], indent=1))
+    elif len(reports) > len(unusable):
+        print_class_table(arguments.stem, reports)
+    return end_of_grading(arguments, unusable)
+
+
+def run_leaderboard(arguments: argparse.Namespace) -> int:
+    """`course-llm leaderboard`: the capstone's generators by counted cost."""
+    from autograder.course import Course, CourseError
+    from autograder.leaderboard import leaderboard, print_leaderboard
+
+    if bool(arguments.paths) == bool(arguments.course):
+        raise UsageError(
+            "leaderboard takes notebooks or folders to grade, or --course DIR with what is graded there"
+        )
+    unusable: dict[str, str] = {}
+    if arguments.course:
+        try:
+            reports = Course(arguments.course).reports(arguments.stem)
+        except CourseError as error:
+            raise Failure(str(error)) from None
+    else:
+        reports, unusable = graded_paths(arguments)
+    rows = leaderboard(reports)
+    if arguments.json:
+        print(json.dumps([row.to_json() for row in rows], indent=1))
+    elif len(rows) > len(unusable):
+        print_leaderboard(rows)
+    return end_of_grading(arguments, unusable)
+
+
+def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
+    """Grades what the paths name; returns the reports, and what is wrong with paths that give none."""
     chapter_of(arguments.stem)
     if arguments.workers is not None and arguments.workers < 1:
         raise UsageError(f"--workers needs a number of at least 1, got {arguments.workers}")
@@ -202,11 +251,12 @@ def run_grade(arguments: argparse.Namespace) -> int:
     except (SandboxError, CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
     reports += [grading.ungraded(arguments.stem, name, words, options) for name, words in unusable.items()]
-    if arguments.json:
-        print(json.dumps([report.to_json() for report in reports], indent=1))
-    elif files:
-        print_class_table(arguments.stem, reports)
-    if not options.isolate:
+    return reports, unusable
+
+
+def end_of_grading(arguments: argparse.Namespace, unusable: dict[str, str]) -> int:
+    """What is said when all is graded: a warning where nothing isolated, an error for paths that gave nothing."""
+    if arguments.no_sandbox:
         print("course-llm: graded without a sandbox: the answers ran with your rights", file=sys.stderr)
     if unusable:
         raise Failure("; ".join(unusable.values()))

@@ -163,22 +163,16 @@ class Course:
         path = self.root / "autograded" / student / stem / f"{stem}.ipynb"
         if not self.released(stem):  # the gradebook is new
             return None
-        try:
-            ours = json.loads(path.read_text())["metadata"][notebooks.OURS]
-            if ours["fingerprint"] != fingerprint:
-                return None
-            data = ours["report"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        exercises = [ExerciseReport(**e) for e in data["exercises"]]
-        return SubmissionReport(
-            data["submission"],
-            exercises,
-            data["error"],
-            data["remarks"],
-            data["elapsed_s"],
-            data["sandboxed"],
-        )
+        found, report = stored_report(path)
+        return report if found == fingerprint else None
+
+    def reports(self, stem: str) -> list[SubmissionReport]:
+        """The reports of all submissions that have been graded."""
+        paths = sorted((self.root / "autograded").glob(f"*/{stem}/{stem}.ipynb"))
+        found = [report for _, report in map(stored_report, paths) if report is not None]
+        if not found:
+            raise CourseError(f"{self.root} has nothing graded for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
+        return found
 
     @contextlib.contextmanager
     def writer(self, stem: str) -> Iterator["GradeWriter"]:
@@ -269,6 +263,20 @@ class GradeWriter:
                  "db_url": api.coursedir.db_url}  # fmt: skip
         empty = nbformat.v4.new_notebook()
         AssignLatePenalties(parent=api).preprocess(empty, {"nbgrader": names})
+
+
+def stored_report(path: Path) -> tuple[str, SubmissionReport | None]:
+    """The report that an autograded notebook keeps, and the fingerprint of what it was graded by."""
+    try:
+        ours = json.loads(path.read_text())["metadata"][notebooks.OURS]
+        fingerprint, data = ours["fingerprint"], ours["report"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", None
+    exercises = [ExerciseReport(**e) for e in data["exercises"]]
+    report = SubmissionReport(
+        data["submission"], exercises, data["error"], data["remarks"], data["elapsed_s"], data["sandboxed"]
+    )
+    return fingerprint, report
 
 
 def timestamp_of(folder: Path) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autograder import catalog, judge
+from autograder import catalog, judge, pieces
 from autograder.catalog import Chapter, Entry
 from autograder.guard import bounded
 from autograder.inside.engine import Raised
@@ -38,6 +38,7 @@ class ExerciseReport:
     attempted: bool = True
     see: str = ""
     groups: list[dict] = dataclasses.field(default_factory=list)
+    borrowed: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -71,6 +72,7 @@ class SubmissionReport:
             "attempted",
             "see",
             "groups",
+            "borrowed",
         )
         exercises = [{name: getattr(e, name) for name in names} for e in self.exercises]
         return {"submission": self.submission, "points": self.points, "max_points": self.max_points, "error": self.error,
@@ -255,7 +257,9 @@ class _Run:
         except BackendLost as lost:
             self.close()
             return grader._nothing(entry, str(lost), attempted=True)
-        return report_exercise(entry, result, self.errors.get(entry.name))
+        report = report_exercise(entry, result, self.errors.get(entry.name))
+        report.borrowed = pieces.borrowed(grader.chapter, self.sources, entry.functions)
+        return report
 
     def _judged(self, exercise: Exercise, worker: Worker, ahead: bool = False) -> Result:
         worker.allow(self._patience(exercise.seconds))
@@ -318,6 +322,7 @@ def report_exercise(entry: Entry, result: Result, cell_error: str | None) -> Exe
             "points": round(entry.points * found.group.share / total, 2) if found.passed and first else 0.0,
             "max_points": round(entry.points * found.group.share / total, 2),
             "complaint": complaint[1] if complaint else "",
+            "counts": found.noted,
         })  # fmt: skip
     return ExerciseReport(entry.name, points, entry.points, result.passed, near_miss, message, result.attempted,
                           f"{result.exercise.stem}.html#{see}", groups)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from autograder import pieces
 from autograder.catalog import Chapter
 from autograder.check import html_table, marked_up
 from autograder.grading import ExerciseReport, SubmissionReport
@@ -138,7 +139,8 @@ def _html(report: ExerciseReport) -> str:
         )
         for g in report.groups
     ]
-    told = f"<p>{marked_up(report.message)}</p>" if report.message else ""
+    words = (report.message, pieces.sentence(report.borrowed))
+    told = "".join(f"<p>{marked_up(text)}</p>" for text in words if text)
     see = f"<p>In the book: {html.escape(report.see)}</p>" if report.see and not report.passed else ""
     return html_table(("", "what", "what is wrong", "points"), rows) + told + see
 
@@ -147,7 +149,7 @@ def _text(report: ExerciseReport) -> str:
     lines = [
         f"{'pass' if g['passed'] else 'FAIL'}  {g['says']} {g['complaint']}".rstrip() for g in report.groups
     ]
-    return "\n".join([*lines, report.message]).strip()
+    return "\n".join([*lines, report.message, pieces.sentence(report.borrowed)]).strip()
 
 
 def store_report(notebook: nbformat.NotebookNode, report: SubmissionReport, fingerprint: str) -> None:

@@ -26,11 +26,12 @@
 # It writes in the style of a medical dictionary and makes its facts up: it is not medical information.
 
 # %% pieces
-from course_llm.attention import merge_heads, split_heads
+from course_llm.attention import apply_rope, merge_heads, scaled_dot_product_attention, split_heads
 from course_llm.decoding import sample_from_uniform, sampling_distribution
-from course_llm.kv_cache import cached_attention, rope_at
+from course_llm.kv_cache import KVCache, cached_attention, rope_at
+from course_llm.masking import causal_mask_with_past
 from course_llm.mla import compress_kv, expand_kv, low_rank_factors
-from course_llm.weights import LatentLayerWeights
+from course_llm.weights import LatentLayerWeights, LayerWeights, ModelWeights
 
 # %% [markdown] exercise="ModelCache" points=6 minutes=20
 # ## A cache for all layers
