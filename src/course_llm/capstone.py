@@ -46,7 +46,9 @@ class ModelCache:
     def length(self) -> int:
         return min(self._lengths)
 
-    def update(self, layer: int, *rows: Float[Tensor, "*batch new _"]) -> tuple[Float[Tensor, "..."], ...]:
+    def update(
+        self, layer: int, *rows: Float[Tensor, "... new _"]
+    ) -> tuple[Float[Tensor, "... length _"], ...]:
         """Stores the rows of new tokens behind those that a layer holds, and returns all its rows so far.
 
         Room for max_seq tokens is allocated when a layer gets its first rows, in their dtype, on their device,
