@@ -6,8 +6,11 @@ near-miss fails and is diagnosed as itself; the generated files are fresh; names
 
 import __future__
 
+import concurrent.futures
 import inspect
 import json
+import multiprocessing
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -118,10 +121,14 @@ def _failure(result: Result, words: str) -> Iterator[str]:
         yield f"{words}: group {group}, case {index + 1}: {complaint}"
 
 
+def complaints_of(stem: str) -> list[str]:
+    """What is wrong with a chapter, as a list that can be sent between processes."""
+    return list(check_chapter(stem))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Checks the chapters and prints what is wrong; exit code 1 if anything is."""
     chosen = (sys.argv[1:] if argv is None else argv) or sync.solution_stems()
-    console, wrong = Console(highlight=False), 0
     for stem in chosen:
         if stem not in sync.solution_stems() or stem not in judge.stems():
             print(
@@ -129,13 +136,18 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
-        complaints = list(check_chapter(stem))
-        wrong += len(complaints)
-        for complaint in complaints:
-            console.print(f"{stem}: {complaint}", markup=False)
-        if not complaints:
-            counts = [len(e.near_misses) for e in judge.exercises(stem).values()]
-            console.print(f"{stem}: {len(counts)} exercises and {sum(counts)} near-misses hold together")
+    console, wrong = Console(highlight=False), 0
+    # a process a chapter: each imports torch for itself, since a forked one could inherit its threads
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1), context) as pool:
+        for stem, complaints in zip(chosen, pool.map(complaints_of, chosen), strict=True):
+            wrong += len(complaints)
+            for complaint in complaints:
+                console.print(f"{stem}: {complaint}", markup=False)
+            if not complaints:
+                counts = [len(e.near_misses) for e in judge.exercises(stem).values()]
+                console.print(f"{stem}: {len(counts)} exercises and {sum(counts)} near-misses hold together")
     return 1 if wrong else 0
 
 
