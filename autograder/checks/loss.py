@@ -112,6 +112,34 @@ def _(logits):
     return F.log_softmax(logits, 0)
 
 
+@log_softmax.near_miss("second-axis")
+def _(logits):
+    """The probabilities sum to 1 over the second axis. That is the vocabulary only when there is one batch dimension:
+    normalise over dim=-1, the last axis, however many there are."""
+    return F.log_softmax(logits, min(1, logits.dim() - 1))
+
+
+@log_softmax.near_miss("base-2", see="nats-and-bits")
+def _(logits):
+    """The logarithm has base 2. Losses are in nats here: take the natural logarithm."""
+    return F.log_softmax(logits, -1) / math.log(2)
+
+
+@log_softmax.near_miss("mean-subtracted")
+def _(logits):
+    """The mean of the row is subtracted before exp. A logit may still lie far above it and overflow. Subtract the largest
+    one: then no exponent is above 0."""
+    shifted = logits - logits.mean(-1, keepdim=True)
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+@log_softmax.near_miss("normaliser-detached")
+def _(logits):
+    """The values are right, but log Σ exp(x) is cut off from the logits, so the gradient lacks the softmax. Only the maximum
+    that is subtracted may be detached: it cancels."""
+    return logits - logits.logsumexp(-1, keepdim=True).detach()
+
+
 @log_softmax.near_miss("probabilities")
 def _(logits):
     """These are the probabilities. Their logarithm is asked for."""
@@ -277,6 +305,50 @@ def _(logits, targets, ignore_index=-100):
     return ref.cross_entropy(logits, targets, ignore_index) / math.log(2)
 
 
+@cross_entropy.near_miss("nan-gradient-when-nothing-counts")
+def _(logits, targets, ignore_index=-100):
+    """The loss is 0 when no target counts, but its gradient is NaN: torch.where hides 0/0 in the value, and backward goes
+    through it all the same. Clamp the count to at least 1, so that 0/0 is never computed."""
+    x, t = _flat(logits, targets)
+    counted = t != ignore_index
+    terms = -x.log_softmax(-1).gather(-1, t.masked_fill(~counted, 0)[:, None])[:, 0] * counted
+    return torch.where(counted.any(), terms.sum() / counted.sum(), torch.zeros_like(terms.sum()))
+
+
+@cross_entropy.near_miss("cut-off-when-nothing-counts")
+def _(logits, targets, ignore_index=-100):
+    """When no target counts, a new 0 is returned that does not belong to the graph, so backward() fails. Return the sum over no
+    rows, or a sum of the logits times 0."""
+    terms, counted = _terms(logits, targets, ignore_index)
+    return terms.sum() / counted.sum() if counted.any() else torch.zeros((), dtype=logits.dtype)
+
+
+def _ce_epsilon_inside_log(epsilon, hide=torch.add):
+    def near_miss(logits, targets, ignore_index=-100):
+        """The probability is kept away from 0 before its logarithm is taken. That hides the inf but gives a wrong loss: every
+        target less likely than this number costs the same. Use the stable log_softmax."""
+        x, t = _flat(logits, targets)
+        counted = t != ignore_index
+        picked = hide(x.softmax(-1), epsilon).gather(-1, t.masked_fill(~counted, 0)[:, None])[:, 0].log()
+        return -picked.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+    return near_miss
+
+
+for _epsilon in (1e-8, 1e-9, 1e-10, 1e-12):
+    _name = f"epsilon-{_epsilon:g}-inside-log"
+    cross_entropy.near_miss(_name, see="log-softmax")(_ce_epsilon_inside_log(_epsilon))
+for _epsilon in (1e-8, 1e-9):
+    _name = f"clamped-at-{_epsilon:g}-inside-log"
+    cross_entropy.near_miss(_name, see="log-softmax")(_ce_epsilon_inside_log(_epsilon, torch.clamp))
+
+
+@cross_entropy.near_miss("default-0")
+def _(logits, targets, ignore_index=0):
+    """Token 0 is left out although ignore_index was not given. Its default is −100, which is no token."""
+    return ref.cross_entropy(logits, targets, ignore_index)
+
+
 # shift_for_next_token
 
 shift_for_next_token = Exercise("shift_for_next_token", ref, see="shifting")
@@ -332,6 +404,27 @@ def _(ids):
     return ids[:-1], ids[1:]
 
 
+@shift_for_next_token.near_miss("two-ahead")
+def _(ids):
+    """The target is the token after the next. Shift by one: drop the last token of the inputs and the first of the targets."""
+    return ids[:, :-2], ids[:, 2:]
+
+
+@shift_for_next_token.near_miss("padded-with-minus-100")
+def _(ids):
+    """The last token gets the target −100. It has no target here: drop it from the inputs, so that both are one token shorter."""
+    return ids, torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
+
+
+@shift_for_next_token.near_miss("one-long-text")
+def _(ids):
+    """The rows are joined into one text before the shift, so the last token of a row gets the first of the next as its target.
+    Shift along the second axis, inside each text."""
+    flat, shape = ids.reshape(-1), (ids.shape[0], ids.shape[1] - 1)
+    number = shape[0] * shape[1]
+    return flat[:-1][:number].reshape(shape), flat[1:][:number].reshape(shape)
+
+
 @shift_for_next_token.near_miss("rolled")
 def _(ids):
     """The targets wrap round: the last token is asked to predict the first. The last token has no target here; drop it
@@ -378,6 +471,7 @@ def _(g: Gen):
 @next_token_loss.group("nothing left", share=1)
 def _(g: Gen):
     """Is 0 when no target is left."""
+    # a 0 that does not belong to the graph is right, too
     yield call(g.randn(2, 1, 4), g.ints(0, 4, 2, 1)).expect(g.tensor(0.0)).says("texts of one token")
     yield (
         call(g.randn(2, 3, 4), g.tensor([[1, 2, 2], [2, 2, 2]]), pad_id=2)
@@ -482,6 +576,28 @@ def _(logits, ids, pad_id=None):
     return F.cross_entropy(*_flat(logits[:, :-1], targets))
 
 
+@next_token_loss.near_miss("both-have-to-be-real")
+def _(logits, ids, pad_id=None):
+    """A target is left out when it is padding, and also when the token before it is. What decides is the target alone: a
+    real token that follows padding counts."""
+    counted = _not_pad(ids[:, 1:], pad_id) & _not_pad(ids[:, :-1], pad_id)
+    return _mean(logits[:, :-1], ids[:, 1:], counted)
+
+
+@next_token_loss.near_miss("stops-at-the-first-padding")
+def _(logits, ids, pad_id=None):
+    """Everything behind the first padding is left out. Padding may stand on the left or inside: a real token that follows it
+    counts."""
+    counted = _not_pad(ids[:, 1:], pad_id).long().cumprod(1).bool()
+    return _mean(logits[:, :-1], ids[:, 1:], counted)
+
+
+@next_token_loss.near_miss("token-0-is-always-padding")
+def _(logits, ids, pad_id=None):
+    """Token 0 is taken for padding although no pad_id was given. None means that every target counts."""
+    return _mean(logits[:, :-1], ids[:, 1:], _not_pad(ids[:, 1:], 0 if pad_id is None else pad_id))
+
+
 # sequence_log_prob
 
 sequence_log_prob = Exercise("sequence_log_prob", ref, see="text-probability")
@@ -559,6 +675,40 @@ def _(logits, ids):
 def _(logits, ids):
     """The sum runs over the whole batch. Each row is a text of its own: sum over the positions only."""
     return _log_probs_of_next(logits, ids).sum()
+
+
+@sequence_log_prob.near_miss("sum-over-the-batch-for-each-row")
+def _(logits, ids):
+    """Every row gets the sum over the whole batch. Each row is a text of its own: sum over the positions only."""
+    return _log_probs_of_next(logits, ids).sum().expand(len(ids))
+
+
+@sequence_log_prob.near_miss("bits", see="nats-and-bits")
+def _(logits, ids):
+    """This is in bits: the logarithm has base 2. Log-probabilities are in nats here."""
+    return _log_probs_of_next(logits, ids).sum(-1) / math.log(2)
+
+
+def _seq_epsilon_inside_log(epsilon):
+    def near_miss(logits, ids):
+        """The probabilities are kept away from 0 before their logarithm is taken. That hides the −inf but gives a wrong value:
+        every token less likely than this number counts the same. Use the stable log_softmax."""
+        probs = logits[:, :-1].softmax(-1) + epsilon
+        return probs.gather(-1, ids[:, 1:, None])[..., 0].log().sum(-1)
+
+    return near_miss
+
+
+for _epsilon in (1e-8, 1e-9, 1e-10, 1e-12):
+    _name = f"epsilon-{_epsilon:g}-inside-log"
+    sequence_log_prob.near_miss(_name, see="log-softmax")(_seq_epsilon_inside_log(_epsilon))
+
+
+@sequence_log_prob.near_miss("log-of-softmax", see="log-softmax")
+def _(logits, ids):
+    """The softmax is computed first and its logarithm taken afterwards: a very unlikely token gives −inf. Use the stable
+    log_softmax."""
+    return logits[:, :-1].softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].log().sum(-1)
 
 
 @sequence_log_prob.near_miss("loss-sign")
@@ -650,6 +800,19 @@ def _(nll_sums, token_counts):
     not: average the nats, then exponentiate once."""
     each = (nll_sums / token_counts.clamp(min=1)).exp()
     return (each * token_counts).sum() / token_counts.sum()
+
+
+@perplexity.near_miss("nan-for-an-empty-batch")
+def _(nll_sums, token_counts):
+    """The mean of each batch is weighted by its tokens, which is right, but the mean of an empty batch is 0/0, and NaN times 0
+    is NaN. Divide once: the sum of all nats by the number of all tokens."""
+    return ((nll_sums / token_counts * token_counts).sum() / token_counts.sum()).exp()
+
+
+@perplexity.near_miss("empty-batch-has-a-token")
+def _(nll_sums, token_counts):
+    """An empty batch is counted as if it had one token. It changes nothing: add the counts as they are."""
+    return (nll_sums.sum() / token_counts.clamp(min=1).sum()).exp()
 
 
 @perplexity.near_miss("not-exponentiated")
@@ -747,6 +910,29 @@ def _(nll_sum, text):
     """The bytes are those of UTF-16, where a letter has two. Texts are stored and compared in UTF-8."""
     _needs_text(text)
     return nll_sum / math.log(2) / len(text.encode("utf-16-le"))
+
+
+@bits_per_byte.near_miss("white-space-not-counted")
+def _(nll_sum, text):
+    """White space at the ends is cut off before the bytes are counted. The model has scored it: spaces and line ends are bytes
+    of the text like any other."""
+    _needs_text(text)
+    return nll_sum / math.log(2) / max(len(text.strip().encode()), 1)
+
+
+@bits_per_byte.near_miss("white-space-refused")
+def _(nll_sum, text):
+    """A text of white space alone is refused as if it were empty. A space is a byte: only a text without any byte is an
+    error."""
+    _needs_text(text.strip())
+    return nll_sum / math.log(2) / len(text.encode())
+
+
+@bits_per_byte.near_miss("line-ends-not-counted")
+def _(nll_sum, text):
+    """Line ends are left out of the count. The model has scored them: they are bytes of the text like any other."""
+    _needs_text(text)
+    return nll_sum / math.log(2) / max(len("".join(text.splitlines()).encode()), 1)
 
 
 def _empty_text_accepted(answer):
@@ -857,6 +1043,43 @@ def _(logits, targets):
     return (logits.detach().softmax(-1) - _one_hot(logits, targets)) / len(targets)
 
 
+@cross_entropy_gradient.near_miss("needs-grad-mode")
+def _(logits, targets):
+    """Autograd is asked for the gradient, which it can differentiate again, but torch.no_grad() switches it off. The closed
+    form needs no graph: (softmax − one-hot)/n."""
+    leaf = logits if logits.requires_grad else logits.detach().clone().requires_grad_()
+    return torch.autograd.grad(F.cross_entropy(leaf, targets), leaf, create_graph=True)[0]
+
+
+@cross_entropy_gradient.near_miss("raw-exponential", see="log-softmax")
+def _(logits, targets):
+    """The softmax is written as exp(x)/Σ exp(x), and exp overflows above 88 in float32. Subtract the largest logit of each row
+    first: it cancels."""
+    exponentials = logits.exp()
+    probs = exponentials / exponentials.sum(-1, keepdim=True)
+    return (probs - _one_hot(logits, targets)) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("softmax-over-the-rows")
+def _(logits, targets):
+    """The softmax runs down the rows. Each row is one prediction: normalise over the vocabulary, the last axis."""
+    return (logits.softmax(0) - _one_hot(logits, targets)) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("log-probabilities")
+def _(logits, targets):
+    """Log-probabilities stand where the probabilities belong. The gradient is softmax − one-hot, without a logarithm."""
+    return (logits.log_softmax(-1) - _one_hot(logits, targets)) / len(targets)
+
+
+@cross_entropy_gradient.near_miss("every-target-in-every-row")
+def _(logits, targets):
+    """1 is subtracted at the targets of all rows in every row: `probs[:, targets]` takes whole columns. Pair each row with its
+    own target: `probs[arange(n), targets]`, or subtract a one-hot tensor."""
+    columns = _one_hot(logits, targets).amax(0)
+    return (logits.softmax(-1) - columns) / len(targets)
+
+
 @cross_entropy_gradient.near_miss("softmax-changed-in-place")
 def _(logits, targets):
     """1 is subtracted inside the softmax's own output. Autograd needs that output to differentiate, so the result cannot be
@@ -963,6 +1186,68 @@ def _(model, ids, prompt_length):
     return _run_free(model, ids, prompt_length, given=min(prompt_length + 1, ids.shape[1]))[1]
 
 
+@free_running_predictions.near_miss("prompt-one-too-short")
+def _(model, ids, prompt_length):
+    """The last token of the prompt is not read: the model's own prediction stands in its place. The first `prompt_length`
+    inputs are true tokens."""
+    return _run_free(model, ids, prompt_length, given=max(prompt_length - 1, 1))[1]
+
+
+@free_running_predictions.near_miss("prompt-ignored")
+def _(model, ids, prompt_length):
+    """Only the first token is read, whatever prompt_length says. The first `prompt_length` inputs are true tokens."""
+    return _run_free(model, ids, prompt_length, given=1)[1]
+
+
+@free_running_predictions.near_miss("true-tokens-in-the-prompt")
+def _(model, ids, prompt_length):
+    """Inside the prompt the true next tokens are returned. Every entry is a prediction, those inside the prompt too."""
+    predictions = _run_free(model, ids, prompt_length)[1]
+    return torch.cat([ids[:, 1:prompt_length], predictions[:, prompt_length - 1 :]], 1)
+
+
+@free_running_predictions.near_miss("last-entry-missing")
+def _(model, ids, prompt_length):
+    """The prediction after the last input is missing. There is an entry for every position: (batch, seq)."""
+    return _run_free(model, ids, prompt_length)[1][:, :-1]
+
+
+@free_running_predictions.near_miss("one-row-for-all")
+def _(model, ids, prompt_length):
+    """The prediction of the first row is fed to every row. Each row goes on with its own."""
+    inputs = ids[:, :prompt_length]
+    while inputs.shape[1] < ids.shape[1]:
+        inputs = torch.cat([inputs, model(inputs)[:1, -1:].argmax(-1).expand(len(ids), 1)], 1)
+    return model(inputs).argmax(-1)
+
+
+@free_running_predictions.near_miss("guesses-of-one-pass-fed")
+def _(model, ids, prompt_length):
+    """The predictions of one teacher-forced pass are fed all at once. They were made from true tokens: predict one token,
+    append it, and predict the next from that."""
+    inputs = torch.cat([ids[:, :prompt_length], model(ids).argmax(-1)[:, prompt_length - 1 : -1]], 1)
+    return model(inputs).argmax(-1)
+
+
+def _last_arg_max(logits):
+    return logits.shape[-1] - 1 - logits.flip(-1).argmax(-1)
+
+
+def _free_with_last_arg_max(model, ids, prompt_length):
+    """Ties go to the higher token id. `argmax` takes the lower one; `topk`, `sort` and `==` with the maximum do not promise
+    that."""
+    inputs = ids[:, :prompt_length]
+    while inputs.shape[1] < ids.shape[1]:
+        inputs = torch.cat([inputs, _last_arg_max(model(inputs)[:, -1:])], 1)
+    return _last_arg_max(model(inputs))
+
+
+free_running_predictions.near_miss("ties-to-the-higher-id")(_free_with_last_arg_max)
+free_running_predictions.near_misses[-1].names["teacher_forced_predictions"] = lambda model, ids: (
+    _last_arg_max(model(ids))
+)
+
+
 @free_running_predictions.near_miss("errors-mended")
 def _(model, ids, prompt_length):
     """Each prediction is made from the true tokens and one prediction at the end. The earlier predictions have to stay in
@@ -991,6 +1276,24 @@ def _(model, ids):
     """These are the true tokens, moved by one. Teacher forcing feeds the true tokens; what is asked for is what the model
     predicts after them."""
     return torch.cat([ids[:, 1:], model(ids)[:, -1:].argmax(-1)], 1)
+
+
+@free_running_predictions.near_miss(
+    "entry-t-guesses-token-t", of="teacher_forced_predictions", see="teacher-forcing"
+)
+def _(model, ids):
+    """Everything stands one place too far to the right: entry t is the guess at token t. Entry t is what the model predicts
+    after it has read token t, its guess at token t + 1."""
+    return torch.cat([ids[:, :1], model(ids)[:, :-1].argmax(-1)], 1)
+
+
+@free_running_predictions.near_miss(
+    "one-token-at-a-time", of="teacher_forced_predictions", see="teacher-forcing"
+)
+def _(model, ids):
+    """Each token goes to the model alone, so it has forgotten what came before. Hand over the whole text: one causal pass
+    predicts after every position."""
+    return torch.cat([model(ids[:, t : t + 1]).argmax(-1) for t in range(ids.shape[1])], 1)
 
 
 @free_running_predictions.near_miss("scores-returned", of="teacher_forced_predictions", see="teacher-forcing")
@@ -1051,11 +1354,11 @@ def _(g: Gen):
 @sliding_window_nll.group("errors", share=1)
 def _(g: Gen):
     """Refuses a stride that is not below the window."""
-    for window, stride in [(4, 4), (4, 5), (3, 8)]:
+    for n, window, stride in [(12, 4, 4), (12, 4, 5), (12, 3, 8), (3, 6, 6), (4, 4, 7), (5, 1, 1)]:
         yield (
-            call(_causal_model(g, 4), g.ints(0, 4, 1, 12), window, stride)
+            call(_causal_model(g, 4), g.ints(0, 4, 1, n), window, stride)
             .raises(ValueError)
-            .says(f"window {window}, stride {stride}")
+            .says(f"{n} tokens, window {window}, stride {stride}")
         )
 
 
@@ -1175,6 +1478,34 @@ def _(model, ids, window, stride):
     return total, ids.shape[1] - 1
 
 
+@sliding_window_nll.near_miss("stride-equal-to-window-accepted")
+def _(model, ids, window, stride):
+    """A stride equal to the window is accepted. Each window's first token is then never scored, but for the first: raise a
+    ValueError unless stride < window."""
+    if stride > window:
+        raise ValueError(f"sliding_window_nll needs stride < window, got window={window}, stride={stride}")
+    total, _ = _windows(model, ids, window, stride, lambda start, scored: max(scored, start + 1))
+    return total, ids.shape[1] - 1
+
+
+@sliding_window_nll.near_miss("checked-for-long-texts-only")
+def _(model, ids, window, stride):
+    """The stride is checked only when the text needs more than one window. Arguments that make no sense are refused whatever the
+    text: raise the ValueError first."""
+    if ids.shape[1] > window:
+        _check_stride(window, stride)
+    total, _ = _windows(model, ids, window, stride, lambda start, scored: max(scored, start + 1))
+    return total, ids.shape[1] - 1
+
+
+@sliding_window_nll.near_miss("windows-one-token-longer")
+def _(model, ids, window, stride):
+    """`window` targets are scored at once, so that a window has window + 1 tokens. A window has `window` tokens, and its targets
+    are its tokens but the first."""
+    _check_stride(window, stride)
+    return _windows(model, ids, window + 1, stride, lambda start, scored: scored)[0], ids.shape[1] - 1
+
+
 # chunked_cross_entropy
 
 chunked_cross_entropy = Exercise("chunked_cross_entropy", ref, see="chunked-loss")
@@ -1236,13 +1567,23 @@ def _(g: Gen):
 
     def follows_the_chunk(s):
         """The same in chunks of 4 and of 16."""
+        at_once = {}
         for chunk in (4, 16):
             m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, chunk)
             s.require(
                 m.largest <= max(2 * chunk * vocab, n * d_hidden), "more than `chunk` rows are held at once"
             )
-            s.require(m.largest >= chunk * vocab, "fewer than `chunk` rows are computed at once")
             s.require(m.held < n * vocab, "the chunks together hold (n, vocab) numbers")
+            at_once[chunk] = m
+        if (
+            at_once[16].largest < 16 * vocab
+        ):  # row by row inside a chunk, perhaps: then backward holds a chunk
+            for chunk in at_once:
+                at_once[chunk] = s.measure(
+                    "chunked_cross_entropy", hidden, w_vocab, targets, chunk, backward=True
+                )
+            more = at_once[16].held - at_once[4].held
+            s.require(more >= 4 * vocab, "fewer than `chunk` rows are computed at once, whatever `chunk` is")
 
     yield scenario(forward_and_backward)
     yield scenario(follows_the_chunk)
@@ -1285,6 +1626,53 @@ def _(hidden, w_vocab, targets, chunk):
     torch.split: with more rows there are more pieces, not larger ones."""
     pairs = zip(hidden.chunk(chunk), targets.chunk(chunk), strict=True)
     return sum(_checkpointed(h, w_vocab, t) for h, t in pairs) / len(targets)
+
+
+@chunked_cross_entropy.near_miss("divided-by-full-chunks", see="averages-of-averages")
+def _(hidden, w_vocab, targets, chunk):
+    """The sum is divided by chunk times the number of chunks. The last chunk may be shorter: divide by n, the number of
+    rows."""
+    total = sum(
+        _checkpointed(h, w_vocab, t) for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    )
+    return total / (chunk * math.ceil(len(targets) / chunk))
+
+
+@chunked_cross_entropy.near_miss("sum-for-mean")
+def _(hidden, w_vocab, targets, chunk):
+    """This is the sum over the rows. The mean is asked for: divide once by n."""
+    return sum(
+        _checkpointed(h, w_vocab, t) for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    )
+
+
+@chunked_cross_entropy.near_miss("late-binding")
+def _(hidden, w_vocab, targets, chunk):
+    """The loss is right and the gradients are not: the function that is checkpointed reads the loop's variable, and when backward
+    calls it again the loop has ended, so every chunk becomes the last one. Hand the chunk over as an argument."""
+    total = 0
+    for start in range(0, len(targets), chunk):
+
+        def part():
+            rows = slice(start, start + chunk)  # noqa: B023
+            return _sum_of_rows(hidden[rows], w_vocab, targets[rows])
+
+        total = total + torch.utils.checkpoint.checkpoint(part, use_reentrant=False)
+    return total / len(targets)
+
+
+@chunked_cross_entropy.near_miss("projection-detached")
+def _(hidden, w_vocab, targets, chunk):
+    """No gradient reaches the projection. It is learned like everything else: hand w_vocab over as it is, and return its
+    gradient from a backward of your own."""
+    return ref.chunked_cross_entropy(hidden, w_vocab.detach(), targets, chunk)
+
+
+@chunked_cross_entropy.near_miss("hidden-detached")
+def _(hidden, w_vocab, targets, chunk):
+    """No gradient reaches the hidden states, so nothing below the projection learns. Hand them over as they are, and return
+    their gradient from a backward of your own."""
+    return ref.chunked_cross_entropy(hidden.detach(), w_vocab, targets, chunk)
 
 
 @chunked_cross_entropy.near_miss("last-rows-dropped")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autograder.inside.engine import Outcome
-from autograder.spec import Exercise, Gen, Subject, call, scenario
+from autograder.spec import Exercise, Gen, Mismatch, Subject, call, scenario
 from course_llm import mla as ref
 from course_llm.attention import apply_rope, merge_heads, split_heads
 from course_llm.weights import MLAWeights
@@ -245,6 +245,49 @@ def _(w, rank):
     return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
 
 
+def _refusing(refused):
+    def near_miss(w, rank):
+        """The rank is checked against the wrong limits. A matrix has at most min(rows, cols) singular values, and a factor
+        at least one column: raise a ValueError unless 1 <= rank <= min(w.shape)."""
+        if refused(rank, *w.shape):
+            raise ValueError(f"low_rank_factors got rank={rank}")
+        u, s, vh = _svd(w)
+        return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+
+    return near_miss
+
+
+for _name, _refused in {
+    "rank-0-accepted": lambda rank, rows, cols: rank < 0 or rank > min(rows, cols),
+    "rank-below-1-accepted": lambda rank, rows, cols: rank > min(rows, cols),
+    "rank-above-the-limit-accepted": lambda rank, rows, cols: rank < 1,
+    "limited-by-the-larger-side": lambda rank, rows, cols: rank < 1 or rank > max(rows, cols),
+    "limited-by-the-columns": lambda rank, rows, cols: rank < 1 or rank > cols,
+    "limited-by-the-rows": lambda rank, rows, cols: rank < 1 or rank > rows,
+    "full-rank-refused": lambda rank, rows, cols: rank < 1 or rank >= min(rows, cols),
+}.items():
+    low_rank_factors.near_miss(_name)(_refusing(_refused))
+
+
+@low_rank_factors.near_miss("half-not-decomposed")
+def _(w, rank):
+    """`torch.linalg.svd` does not take half precision, so the answer fails there. Decompose in float32 and bring the factors
+    back with `.to(w.dtype)`."""
+    _check_rank(w, rank)
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    return u[:, :rank] * s[:rank], vh[:rank]
+
+
+@low_rank_factors.near_miss("zeros-instead-of-a-cut")
+def _(w, rank):
+    """The small singular values are set to zero, but their vectors stay, so that nothing is saved. Cut both factors: `rank`
+    columns and `rank` rows."""
+    _check_rank(w, rank)
+    u, s, vh = _svd(w)
+    kept = s * (torch.arange(len(s)) < rank)
+    return (u * kept).to(w.dtype), vh.to(w.dtype)
+
+
 @low_rank_factors.near_miss("no-gradient")
 def _(w, rank):
     """The factors are cut off from w (`detach`, `no_grad` or NumPy), so nothing can be learned through them. Keep the
@@ -393,6 +436,19 @@ def _(h, w_dkv):
     return (h @ w_dkv).detach()
 
 
+@compress_kv.near_miss("up-projections-detached", of="expand_kv")
+def _(c, w_uk, w_uv, heads):
+    """An up-projection is cut off from its result. Both are learned through the keys and values: no `detach`, no `no_grad`."""
+    return split_heads(c @ w_uk, heads), split_heads(c @ w_uv.detach(), heads)
+
+
+@compress_kv.near_miss("first-sequence-for-all", of="expand_kv")
+def _(c, w_uk, w_uv, heads):
+    """Every sequence gets the keys and values of the first. Each has latents of its own: keep the batch axis."""
+    c = c[:1].expand_as(c)
+    return split_heads(c @ w_uk, heads), split_heads(c @ w_uv, heads)
+
+
 # --- a layer with knobs, from which the near-misses of the attention exercises are made
 
 
@@ -413,9 +469,10 @@ def _layer(
     softmax_dim: int = -1,
     rope_q: str = "per head",
 ) -> Tensor:
-    split = split_heads
-    if heads == "interleaved":
-        split = lambda x, n: x.reshape(*x.shape[:2], -1, n).permute(0, 3, 1, 2)  # noqa: E731
+    interleaved = lambda x, n: x.reshape(*x.shape[:2], -1, n).permute(0, 3, 1, 2)  # noqa: E731
+    split = interleaved if heads == "interleaved" else split_heads
+    split_k = interleaved if heads == "w_uk interleaved" else split
+    split_v = interleaved if heads == "w_uv interleaved" else split
     queries, keys = h.shape[1], c.shape[1]
     start = {"end": keys - queries, "zero": 0, "late": keys - queries + 1}[positions]
     at = torch.arange(start, start + queries, device=h.device)
@@ -426,18 +483,34 @@ def _layer(
         q_r = split(h @ w.w_qr, w.heads)
         q_r = q_r if rope_q == "none" else apply_rope(q_r, at)
     up_k, up_v = (w.w_uv, w.w_uk) if swap else (w.w_uk, w.w_uv)
-    k_c, v = split(c @ up_k, w.heads), split(c @ up_v, w.heads)
+    k_c, v = split_k(c @ up_k, w.heads), split_v(c @ up_v, w.heads)
     if content == "rotated":
         q_c, k_c = apply_rope(q_c, at), apply_rope(k_c, torch.arange(keys, device=h.device))
     shared = k_r[:, None] if k_r.dim() == 3 else k_r
     sizes = {"d_h": q_c.shape[-1], "d_r": q_r.shape[-1], "d_c": c.shape[-1], "one": 1, "d": h.shape[-1]}
-    scale = sum(sizes[name] for name in width.split(" + ")) ** -0.5
+    scale = sum(sizes.get(name, 0) for name in width.split(" + ")) ** -0.5 if width != "d_h, d_r" else 1.0
     scores = (q_c @ k_c.mT + q_r @ shared.mT) * scale
-    diagonal = {"end": keys - queries, "start": 0, "none": keys, "strict": keys - queries - 1}[mask]
+    if width == "d_h, d_r":
+        scores = q_c @ k_c.mT * sizes["d_h"] ** -0.5 + q_r @ shared.mT * sizes["d_r"] ** -0.5
+    offsets = {
+        "start": queries - keys,
+        "none": queries,
+        "strict": -1,
+        "strict or nan": -1,
+        "strict or uniform": -1,
+        "ahead": 1,
+    }
+    diagonal = keys - queries + offsets.get(mask, 0)
     hidden = torch.ones(queries, keys, dtype=torch.bool, device=h.device).triu(diagonal + 1)
     if mask == "strict":
         hidden[:, 0] = False
-    attention = scores.masked_fill(hidden, -math.inf).softmax(softmax_dim).nan_to_num(0.0)
+    if mask in ("after", "zeros"):
+        attention = scores.softmax(softmax_dim).masked_fill(hidden, 0.0)
+        attention = scores.masked_fill(hidden, 0.0).softmax(softmax_dim) if mask == "zeros" else attention
+    else:
+        low = -1e9 if mask == "strict or uniform" else -math.inf
+        attention = scores.masked_fill(hidden, low).softmax(softmax_dim)
+        attention = attention if mask == "strict or nan" else attention.nan_to_num(0.0)
     v = k_c if values == "keys" else v
     mixed = attention @ v
     out = merge_heads(mixed) if merge == "transposed" else mixed.reshape(*h.shape[:2], -1)
@@ -580,16 +653,61 @@ def _(h, weights):
     return _whole(h, weights, rope_q="before split")
 
 
+@latent_attention.near_miss("query-not-rotated")
+def _(h, weights):
+    """Only the shared key is rotated, so scores depend on absolute positions. Rotate the rotary queries as well."""
+    return _whole(h, weights, rope_q="none")
+
+
+@latent_attention.near_miss("no-rotary-scores")
+def _(h, weights):
+    """The rotary scores q_r · k_r are left out, so the layer does not know the order of the tokens. Add them to the content
+    scores."""
+    return _layer(h, h @ weights.w_dkv, h.new_zeros(*h.shape[:2], weights.w_kr.shape[1]), weights)
+
+
+@latent_attention.near_miss("a-scale-per-part")
+def _(h, weights):
+    """Each part of the score has a scale of its own. The two parts are one key of width d_h + d_r: scale the sum by
+    1/√(d_h + d_r)."""
+    return _whole(h, weights, width="d_h, d_r")
+
+
+@latent_attention.near_miss("mask-after-softmax")
+def _(h, weights):
+    """The future is set to 0 after the softmax, so the weights no longer sum to 1. Set its scores to −inf before."""
+    return _whole(h, weights, mask="after")
+
+
+@latent_attention.near_miss("scores-set-to-zero")
+def _(h, weights):
+    """The scores of the future are set to 0, and exp(0) is 1: it still counts. Set them to −inf."""
+    return _whole(h, weights, mask="zeros")
+
+
+@latent_attention.near_miss("sees-one-ahead")
+def _(h, weights):
+    """A token sees the one after it. Hide key j from query i wherever j > i."""
+    return _whole(h, weights, mask="ahead")
+
+
 @latent_attention.near_miss("not-causal")
 def _(h, weights):
     """Tokens see the future. Hide key j from query i wherever j > i."""
     return _whole(h, weights, mask="none")
 
 
-@latent_attention.near_miss("cannot-see-itself")
-def _(h, weights):
-    """A token does not see itself. The diagonal is allowed: hide key j only where j > i."""
-    return _whole(h, weights, mask="strict")
+def _cannot_see_itself(mask):
+    def near_miss(h, weights):
+        """A token does not see itself. The diagonal is allowed: hide key j only where j > i."""
+        return _whole(h, weights, mask=mask)
+
+    return near_miss
+
+
+latent_attention.near_miss("cannot-see-itself")(_cannot_see_itself("strict"))
+latent_attention.near_miss("cannot-see-itself-nan-at-first")(_cannot_see_itself("strict or nan"))
+latent_attention.near_miss("cannot-see-itself-uniform-at-first")(_cannot_see_itself("strict or uniform"))
 
 
 @latent_attention.near_miss("heads-interleaved")
@@ -752,6 +870,12 @@ def _(h, c, k_r, weights):
     return _layer(h, c, k_r, weights, positions="zero")
 
 
+@latent_attention_absorbed.near_miss("positions-one-late")
+def _(h, c, k_r, weights):
+    """The queries are rotated one position too far. They are the last rows: their positions end at keys - 1."""
+    return _layer(h, c, k_r, weights, positions="late")
+
+
 @latent_attention_absorbed.near_miss("query-not-rotated")
 def _(h, c, k_r, weights):
     """The rotary part of the query is not rotated. k_r comes rotated, q_r does not: apply `apply_rope` to it."""
@@ -768,6 +892,12 @@ def _(h, c, k_r, weights):
 def _(h, c, k_r, weights):
     """The rotary scores q_r · k_r are left out, so positions play no part. Add them to the content scores."""
     return _layer(h, c, torch.zeros_like(k_r), weights)
+
+
+@latent_attention_absorbed.near_miss("latents-detached")
+def _(h, c, k_r, weights):
+    """The latents are cut off from the result, so w_dkv does not learn through it. Leave `detach` out."""
+    return _layer(h, c.detach(), k_r, weights)
 
 
 @latent_attention_absorbed.near_miss("keys-and-values-swapped")
@@ -787,6 +917,20 @@ def _(h, c, k_r, weights):
 def _(h, c, k_r, weights):
     """Heads take every heads-th column. They are consecutive blocks: view the width as (heads, d_h), not (d_h, heads)."""
     return _layer(h, c, k_r, weights, heads="interleaved")
+
+
+@latent_attention_absorbed.near_miss("w_uk-interleaved")
+def _(h, c, k_r, weights):
+    """W_UK is cut into heads the wrong way: its columns are consecutive blocks. Reshape it to (d_c, heads, d_h), not to
+    (d_c, d_h, heads)."""
+    return _layer(h, c, k_r, weights, heads="w_uk interleaved")
+
+
+@latent_attention_absorbed.near_miss("w_uv-interleaved")
+def _(h, c, k_r, weights):
+    """W_UV is cut into heads the wrong way: its columns are consecutive blocks. Reshape it to (d_c, heads, d_h), not to
+    (d_c, d_h, heads)."""
+    return _layer(h, c, k_r, weights, heads="w_uv interleaved")
 
 
 @latent_attention_absorbed.near_miss("expanded")
@@ -954,6 +1098,49 @@ def _(q_c, q_r, k_c, k_r, positions):
     return _scores(q_c, q_r, k_c, k_r, positions, None, width, width)
 
 
+@decoupled_rope_scores.near_miss("query-not-rotated")
+def _(q_c, q_r, k_c, k_r, positions):
+    """Only the key is rotated, so scores depend on absolute positions. Rotate q_r by the positions as well."""
+    width = q_c.shape[-1] + q_r.shape[-1]
+    return _scores(q_c, q_r, k_c, k_r, None, positions, width, width)
+
+
+@decoupled_rope_scores.near_miss("key-rotated-by-its-index")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The query is rotated by the given positions and the key by its index. Both stand at the given positions."""
+    width, index = q_c.shape[-1] + q_r.shape[-1], torch.arange(len(positions))
+    return _scores(q_c, q_r, k_c, k_r, positions, index, width, width)
+
+
+@decoupled_rope_scores.near_miss("keys-by-queries")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The scores are transposed. A row belongs to a query, a column to a key: q · kᵀ."""
+    width = q_c.shape[-1] + q_r.shape[-1]
+    return _scores(q_c, q_r, k_c, k_r, positions, positions, width, width).mT
+
+
+@decoupled_rope_scores.near_miss("softmax-applied")
+def _(q_c, q_r, k_c, k_r, positions):
+    """These are attention weights. The scores are asked for, before mask and softmax."""
+    width = q_c.shape[-1] + q_r.shape[-1]
+    return _scores(q_c, q_r, k_c, k_r, positions, positions, width, width).softmax(-1)
+
+
+@decoupled_rope_scores.near_miss("head-axis-missing")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The shared key has no head axis, so its batch axis meets the heads: an error, or the keys of another sequence. Add the
+    axis: `k_r[:, None]`."""
+    turned = apply_rope(q_r, positions) @ apply_rope(k_r, positions).mT
+    return (q_c @ k_c.mT + turned) * (q_c.shape[-1] + q_r.shape[-1]) ** -0.5
+
+
+@decoupled_rope_scores.near_miss("shared-key-detached")
+def _(q_c, q_r, k_c, k_r, positions):
+    """No gradient reaches the shared key, so w_kr does not learn. Leave `detach` out."""
+    width = q_c.shape[-1] + q_r.shape[-1]
+    return _scores(q_c, q_r, k_c, k_r.detach(), positions, positions, width, width)
+
+
 @decoupled_rope_scores.near_miss("nothing-rotated")
 def _(q_c, q_r, k_c, k_r, positions):
     """Nothing is rotated. q_r and k_r come unrotated: turn both with `apply_rope`."""
@@ -1080,6 +1267,25 @@ def _(g: Gen):
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
         yield updates(g, [2, 3], dtype=dtype)
     yield updates(g, [1, 2], device=torch.device("cpu"))
+    given = rows(g, 1, 2, 3, 2)
+
+    def elsewhere(s: Subject) -> None:
+        """another device"""
+        # "meta" keeps shapes and no numbers: they cannot be copied into buffers that lie elsewhere. Whatever else fails there
+        # (a number cannot be read, the answer cannot be sent) says nothing about the cache.
+        source = s.new("LatentCache", 1, 4, 3, 2, torch.float32, CPU)
+        both = s.new((source, "update"), *given)
+        live = [s.new((s.new((both, "__getitem__"), i), "to"), "meta") for i in (0, 1)]
+        there = True
+        try:
+            cache = s.new("LatentCache", 1, 4, 3, 2, torch.float32, "meta")
+            s.ask_method(cache, "update", *live)
+        except Mismatch:
+            there = s.transcript[-1].error.name != "NotImplementedError"  # "Cannot copy out of meta tensor"
+        s.transcript[-1] = Outcome()
+        s.require(there, "the buffers do not lie on the device that was asked for")
+
+    yield scenario(elsewhere)
 
 
 @LatentCache.group("memory", share=1)
@@ -1288,14 +1494,98 @@ class _(_Cache):
         return self.c[:, : self.length], self.k_r[:, : self.length]
 
 
-@LatentCache.near_miss("another-error")
+def _raising(error):
+    class near_miss(_Cache):
+        """Too many tokens end in another error than a ValueError, a `RuntimeError` of the copy perhaps. Compare length + new
+        with max_seq and raise the ValueError yourself."""
+
+        def check(self, c):
+            if self.length + c.shape[1] > self.max_seq:
+                raise error("the cache is full")
+
+    return near_miss
+
+
+LatentCache.near_miss("another-error")(_raising(RuntimeError))
+for _error in (AssertionError, IndexError, OverflowError, MemoryError):
+    LatentCache.near_miss(f"{_error.__name__.lower()}-for-valueerror")(_raising(_error))
+
+
+@LatentCache.near_miss("one-token-too-many")
 class _(_Cache):
-    """Too many tokens end in another error than a ValueError, a `RuntimeError` of the copy perhaps. Compare length + new
-    with max_seq and raise the ValueError yourself."""
+    """One token more than max_seq is taken. Refuse as soon as length + new > max_seq."""
+
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        super().__init__(batch, max_seq + 1, d_c, d_r, dtype, device)
+
+
+@LatentCache.near_miss("emptied-by-a-refusal")
+class _(_Cache):
+    """An update that is refused has emptied the cache. Raise the ValueError, and leave everything as it is."""
 
     def check(self, c):
         if self.length + c.shape[1] > self.max_seq:
-            raise RuntimeError("the cache is full")
+            self.length = 0
+            raise ValueError("LatentCache.update needs room")
+
+
+@LatentCache.near_miss("newest-first")
+class _(_Cache):
+    """The newest row comes first. Rows come back oldest first, in the order in which they were handed over."""
+
+    def update(self, c, k_r):
+        return tuple(x.flip(1) for x in super().update(c, k_r))
+
+
+@LatentCache.near_miss("latest-key-at-the-start")
+class _(_Cache):
+    """Latents are written behind those before, but the rotary key always at the start. Both belong to the same token: write both
+    from `length` on."""
+
+    def write(self, c, k_r):
+        new = c.shape[1]
+        self.c[:, self.length : self.length + new], self.k_r[:, :new] = c, k_r
+        self.length += new
+
+
+@LatentCache.near_miss("length-counts-updates")
+class _(_Cache):
+    """`length` is the number of updates. It is the number of tokens: a prompt or a chunk brings several."""
+
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        super().__init__(batch, max_seq, d_c, d_r, dtype, device)
+        self.used = 0
+
+    def update(self, c, k_r):
+        end = self.used + c.shape[1]
+        if end > self.max_seq:
+            raise ValueError("LatentCache.update needs room")
+        self.c[:, self.used : end], self.k_r[:, self.used : end] = c, k_r
+        self.used, self.length = end, self.length + 1
+        return self.c[:, :end], self.k_r[:, :end]
+
+    def reset(self):
+        self.used = self.length = 0
+
+
+@LatentCache.near_miss("joined-along-the-batch")
+class _(_Cache):
+    """New rows are put behind the old ones along the batch axis, as if they were other sequences. Tokens stand along axis 1."""
+
+    def update(self, c, k_r):
+        self.check(c)
+        first = self.length == 0
+        self.c, self.k_r = (c, k_r) if first else (torch.cat([self.c, c]), torch.cat([self.k_r, k_r]))
+        self.length += c.shape[1]
+        return self.c, self.k_r
+
+
+@LatentCache.near_miss("on-the-cpu-always")
+class _(_Cache):
+    """The buffers lie on the CPU whatever device is asked for. Pass `device` on when they are made."""
+
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        super().__init__(batch, max_seq, d_c, d_r, dtype, CPU)
 
 
 @LatentCache.near_miss("one-token-too-few")
@@ -1546,6 +1836,39 @@ def _(h, weights, cache):
     return _layer(h, c, apply_rope(k_r, torch.full((c.shape[1],), c.shape[1] - 1 - position)), weights)
 
 
+@latent_decode_step.near_miss("no-rotary-scores")
+def _(h, weights, cache):
+    """The rotary scores q_r · k_r are left out, so positions play no part. Add them to the content scores."""
+    at = torch.tensor([cache.length])
+    c, k_r = cache.update(h @ weights.w_dkv, apply_rope(h @ weights.w_kr, at))
+    return _layer(h, c, torch.zeros_like(k_r), weights)
+
+
+@latent_decode_step.near_miss("sees-only-the-first")
+def _(h, weights, cache):
+    """The causal mask is aligned at the first key, so the new token sees that alone. It is the last of the sequence and sees
+    everything: no mask is needed."""
+    at = torch.tensor([cache.length])
+    c, k_r = cache.update(h @ weights.w_dkv, apply_rope(h @ weights.w_kr, at))
+    return _layer(h, c, k_r, weights, mask="start")
+
+
+@latent_decode_step.near_miss("softmax-over-heads")
+def _(h, weights, cache):
+    """The softmax runs over the heads. Each head shares out its attention among the keys: use dim=-1."""
+    at = torch.tensor([cache.length])
+    c, k_r = cache.update(h @ weights.w_dkv, apply_rope(h @ weights.w_kr, at))
+    return _layer(h, c, k_r, weights, softmax_dim=1)
+
+
+@latent_decode_step.near_miss("heads-interleaved")
+def _(h, weights, cache):
+    """Heads take every heads-th column. They are consecutive blocks: view the width as (heads, d_h), not (d_h, heads)."""
+    at = torch.tensor([cache.length])
+    c, k_r = cache.update(h @ weights.w_dkv, apply_rope(h @ weights.w_kr, at))
+    return _layer(h, c, k_r, weights, heads="interleaved")
+
+
 @latent_decode_step.near_miss("scale-without-rotary")
 def _(h, weights, cache):
     """The scale counts the content part alone. Divide by √(d_h + d_r)."""
@@ -1668,27 +1991,94 @@ def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
     return _count(kind, heads, head_dim, groups, d_c, d_r, mqa=lambda: 2 * heads * head_dim)
 
 
-@cache_elements_per_token.near_miss("unknown-is-mha")
+@cache_elements_per_token.near_miss("superfluous-refused")
 def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
-    """An unknown kind is counted as if it were a known one. Raise a ValueError that names the kind."""
-    known = kind if kind in ("gqa", "mqa", "mla") else "mha"
-    return _count(known, heads, head_dim, groups, d_c, d_r)
+    """An argument that the kind does not need is refused. It is ignored: only what is missing is an error."""
+    if kind in ("mha", "gqa", "mqa") and (d_c is not None or d_r is not None):
+        raise ValueError(f"{kind} takes neither d_c nor d_r")
+    return _count(kind, heads, head_dim, groups, d_c, d_r)
 
 
-@cache_elements_per_token.near_miss("missing-is-zero")
+@cache_elements_per_token.near_miss("groups-used-by-mha")
 def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
-    """A missing argument is taken for a number. Nothing sensible can be counted without it: raise a ValueError."""
-    return _count(kind, heads, head_dim, groups or heads, d_c or 0, d_r or 0)
+    """MHA is counted with `groups` when they are given. Only GQA has groups; the other kinds ignore them."""
+    return _count(
+        kind,
+        heads,
+        head_dim,
+        groups,
+        d_c,
+        d_r,
+        mha=lambda: 2 * (heads if groups is None else groups) * head_dim,
+    )
 
 
-@cache_elements_per_token.near_miss("wrong-error")
-def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
-    """Another error than a ValueError is raised, a KeyError or TypeError perhaps. Check the kind and its arguments first and
-    raise the ValueError yourself."""
-    try:
+def _unknown(answer):
+    def near_miss(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+        """An unknown kind is answered, as if it were a known one or with nothing. Raise a ValueError that names the kind."""
+        if kind not in ("mha", "gqa", "mqa", "mla"):
+            return answer(heads, head_dim)
         return _count(kind, heads, head_dim, groups, d_c, d_r)
-    except ValueError as error:
-        raise (TypeError if kind in ("gqa", "mla") else KeyError)(str(error)) from None
+
+    return near_miss
+
+
+cache_elements_per_token.near_miss("unknown-is-mha")(_unknown(lambda heads, head_dim: 2 * heads * head_dim))
+cache_elements_per_token.near_miss("unknown-is-mqa")(_unknown(lambda heads, head_dim: 2 * head_dim))
+cache_elements_per_token.near_miss("unknown-is-none")(_unknown(lambda heads, head_dim: None))
+cache_elements_per_token.near_miss("unknown-is-0")(_unknown(lambda heads, head_dim: 0))
+
+
+def _filled(**filled):
+    def near_miss(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+        """A missing argument is taken for a number. Nothing sensible can be counted without it: raise a ValueError."""
+        given = {"groups": groups, "d_c": d_c, "d_r": d_r}
+        for name, instead in filled.items():
+            if given[name] is None:
+                given[name] = heads if instead == "heads" else instead
+        return _count(kind, heads, head_dim, **given)
+
+    return near_miss
+
+
+for _name, _fill in {
+    "missing-is-zero": {"groups": "heads", "d_c": 0, "d_r": 0},
+    "missing-groups-are-heads": {"groups": "heads"},
+    "missing-groups-are-one": {"groups": 1},
+    "missing-width-is-zero": {"d_c": 0, "d_r": 0},
+    "missing-rotary-width-is-zero": {"d_r": 0},
+}.items():
+    cache_elements_per_token.near_miss(_name)(_filled(**_fill))
+
+
+@cache_elements_per_token.near_miss("one-of-two-is-enough")
+def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    """MLA is refused only when d_c and d_r are both missing. It needs both: raise a ValueError when either is None."""
+    if kind == "mla" and (d_c is not None or d_r is not None):
+        d_c, d_r = d_c or 0, d_r or 0
+    return _count(kind, heads, head_dim, groups, d_c, d_r)
+
+
+def _other_errors(unknown, missing):
+    def near_miss(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+        """Another error than a ValueError is raised, a KeyError or TypeError perhaps. Check the kind and its arguments first
+        and raise the ValueError yourself."""
+        try:
+            return _count(kind, heads, head_dim, groups, d_c, d_r)
+        except ValueError as error:
+            raise (missing if kind in ("gqa", "mla") else unknown)(str(error)) from None
+
+    return near_miss
+
+
+for _name, _unknown_kind, _missing in (
+    ("wrong-error", KeyError, TypeError),
+    ("wrong-error-for-the-kind", KeyError, ValueError),
+    ("wrong-error-for-an-argument", ValueError, TypeError),
+    ("assertion-error", AssertionError, AssertionError),
+    ("another-error-for-the-kind", NameError, ValueError),
+):
+    cache_elements_per_token.near_miss(_name)(_other_errors(_unknown_kind, _missing))
 
 
 # --- largest_batch
@@ -1732,6 +2122,17 @@ def _(g: Gen):
             .says(f"{size} bytes, one byte less")
         )
     yield call(2.0**30, 2.0**29, 1024, 8, 64, 0.75).says("memory given as a float")
+    for elements, size in ((5, 0.75), (7, 0.5), (1, 0.75)):  # a token takes no whole number of bytes
+        count = g.python.randrange(20, 60)
+        memory = 1_000 + int(count * 64 * 4 * elements * size)
+        for spare in (0, -1):
+            yield (
+                call(memory + spare, 1_000, 64, 4, elements, size)
+                .expect(count + spare)
+                .says(
+                    f"{elements} numbers of {size} bytes a token, {'one byte less' if spare else 'exactly full'}"
+                )
+            )
 
 
 @largest_batch.group("too small", share=1)
@@ -1766,6 +2167,21 @@ def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_elem
 def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
     """The count is negative when the model does not fit. No sequence fits then: return 0."""
     return int((memory_bytes - model_bytes) // (seq * layers * elements_per_token * bytes_per_element))
+
+
+@largest_batch.near_miss("negative-and-truncated")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The count is negative when the model is far too large. No sequence fits then: return 0. int() drops the fraction and keeps
+    the sign."""
+    return int((memory_bytes - model_bytes) / (seq * layers * elements_per_token * bytes_per_element))
+
+
+@largest_batch.near_miss("refuses-a-large-model")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """A model that does not fit ends in an error. It is an answer like any other: 0 sequences fit."""
+    if model_bytes > memory_bytes:
+        raise ValueError("largest_batch needs room for the model")
+    return _fits(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element)
 
 
 @largest_batch.near_miss("truncated-towards-zero")
@@ -1814,6 +2230,33 @@ def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_elem
 def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
     """Numbers are counted, not bytes. Multiply by `bytes_per_element`."""
     return _fits(memory_bytes, model_bytes, seq, layers, elements_per_token)
+
+
+@largest_batch.near_miss("fraction-cut-off")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The bytes per number are cut to a whole number. Packed 6-bit numbers take 0.75 bytes: use the fraction."""
+    return _fits(memory_bytes, model_bytes, seq, layers, elements_per_token, max(1, int(bytes_per_element)))
+
+
+@largest_batch.near_miss("token-rounded-up")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The bytes of one token are rounded to a whole number before they are multiplied. Packed numbers do not stop at a byte: round
+    once, at the end, and down."""
+    token = math.ceil(elements_per_token * bytes_per_element)
+    return _fits(memory_bytes, model_bytes, seq, layers, token)
+
+
+@largest_batch.near_miss("bits-not-bytes")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """Bits are counted against bytes: everything is multiplied by 8. All sizes are in bytes already."""
+    return _fits(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element, 8)
+
+
+@largest_batch.near_miss("a-model-per-sequence")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The weights are counted once for each sequence. All sequences share them: subtract model_bytes once."""
+    sequence = seq * layers * elements_per_token * bytes_per_element
+    return int(memory_bytes // (model_bytes + sequence))
 
 
 @largest_batch.near_miss("whole-bytes")
@@ -1892,14 +2335,14 @@ def _(g: Gen):
     yield call(*args[1:]).of("merge_lora").gradient().says("merged")
 
 
-def _lora_pair(name: str, says: str, scale) -> None:
+def _lora_pair(name: str, says: str, scale, rank=lambda a, b: a.shape[1]) -> None:
     """A near-miss of both functions that gets the scale wrong in the same way."""
 
     def forward(x, w, a, b, alpha):
-        return x @ w + scale(alpha, a.shape[1]) * (x @ a @ b)
+        return x @ w + scale(alpha, rank(a, b)) * (x @ a @ b)
 
     def merged(w, a, b, alpha):
-        return w + scale(alpha, a.shape[1]) * (a @ b)
+        return w + scale(alpha, rank(a, b)) * (a @ b)
 
     forward.__doc__ = says
     miss = lora_forward.near_miss(name)
@@ -1932,6 +2375,49 @@ _lora_pair(
     "The update is divided by the root of the rank. That is a later variant; LoRA divides by r itself.",
     lambda alpha, r: alpha / r**0.5,
 )
+
+
+_lora_pair(
+    "whole-number-division",
+    "alpha // r cuts the scale to a whole number, often to 0. It is the fraction alpha/r.",
+    lambda alpha, r: alpha // r,
+)
+_lora_pair(
+    "alpha-cut-to-an-int",
+    "alpha is cut to a whole number. It may be a fraction: use it as it is.",
+    lambda alpha, r: int(alpha) / r,
+)
+_lora_pair(
+    "rank-from-the-input",
+    "The update is divided by the input's width, the rows of A. The rank r is the number of columns of A, which is the number of rows of B.",
+    lambda alpha, r: alpha / r,
+    lambda a, b: a.shape[0],
+)
+_lora_pair(
+    "rank-from-the-output",
+    "The update is divided by the output's width, the columns of B. The rank r is the number of columns of A, which is the number of rows of B.",
+    lambda alpha, r: alpha / r,
+    lambda a, b: b.shape[1],
+)
+
+
+@lora_forward.near_miss("merged-without-alpha", of="merge_lora")
+def _(w, a, b, alpha):
+    """The merge divides by the rank but forgets alpha. Merge W + (alpha/r)·A·B, so that both give the same."""
+    return w + a @ b / a.shape[1]
+
+
+@lora_forward.near_miss("merged-without-the-rank", of="merge_lora")
+def _(w, a, b, alpha):
+    """The merge multiplies by alpha but does not divide by the rank. Merge W + (alpha/r)·A·B, so that both give the same."""
+    return w + a @ b * alpha
+
+
+@lora_forward.near_miss("only-rows-of-a-matrix")
+def _(x, w, a, b, alpha):
+    """`torch.mm` takes matrices alone, so one row, or rows with several batch dimensions, end in an error. Use `@`, which takes
+    any number of them."""
+    return torch.mm(x, w) + torch.mm(torch.mm(x, a), b) * (alpha / a.shape[1])
 
 
 @lora_forward.near_miss("forward-without-scale")

@@ -2097,3 +2097,1176 @@ def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
     return _O.apply(hidden, w_vocab, targets, chunk)
 """,
 )
+
+# ---- from a second stranger, who had read the notebook alone
+
+right(
+    "log_softmax",
+    "shifted by the maximum, then logsumexp in the dtype it is in",
+    """
+def log_softmax(logits):
+    z = logits - logits.amax(-1, keepdim=True)
+    return z - z.logsumexp(-1, keepdim=True)
+""",
+)
+
+right(
+    "log_softmax",
+    "fold with logaddexp over the vocabulary",
+    """
+def log_softmax(logits):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    norm = x[..., 0]
+    for j in range(1, x.shape[-1]):
+        norm = torch.logaddexp(norm, x[..., j])
+    return (x - norm.unsqueeze(-1)).to(logits.dtype)
+""",
+)
+
+right(
+    "log_softmax",
+    "Categorical",
+    """
+def log_softmax(logits):
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.distributions.Categorical(logits=x, validate_args=False).logits.to(logits.dtype)
+""",
+)
+
+right(
+    "log_softmax",
+    "custom autograd.Function",
+    """
+class _LogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        z = x - x.amax(-1, keepdim=True)
+        out = z - z.exp().sum(-1, keepdim=True).log()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        (out,) = ctx.saved_tensors
+        return g - out.exp() * g.sum(-1, keepdim=True)
+
+
+def log_softmax(logits):
+    work = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
+    return _LogSoftmax.apply(logits.to(work)).to(logits.dtype)
+""",
+)
+
+wrong(
+    "log_softmax",
+    "axis 1 instead of the last",
+    """
+def log_softmax(logits):
+    dim = 1 if logits.dim() > 1 else 0
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (x - torch.logsumexp(x, dim=dim, keepdim=True)).to(logits.dtype)
+""",
+    near_miss="second-axis",
+)
+
+wrong(
+    "log_softmax",
+    "normaliser detached",
+    """
+def log_softmax(logits):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (x - torch.logsumexp(x, dim=-1, keepdim=True).detach()).to(logits.dtype)
+""",
+    near_miss="normaliser-detached",
+)
+
+wrong(
+    "log_softmax",
+    "mean subtracted instead of the maximum",
+    """
+def log_softmax(logits):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = x - x.mean(-1, keepdim=True)
+    return (z - z.exp().sum(-1, keepdim=True).log()).to(logits.dtype)
+""",
+    near_miss="mean-subtracted",
+)
+
+wrong(
+    "log_softmax",
+    "base 2",
+    """
+def log_softmax(logits):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = x - x.amax(-1, keepdim=True)
+    return ((z - z.exp().sum(-1, keepdim=True).log()) / math.log(2)).to(logits.dtype)
+""",
+    near_miss="base-2",
+)
+
+wrong(
+    "log_softmax",
+    "logits clamped to 50 below the maximum",
+    """
+def log_softmax(logits):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = (x - x.amax(-1, keepdim=True)).clamp(min=-50)
+    return (z - z.exp().sum(-1, keepdim=True).log()).to(logits.dtype)
+""",
+)
+
+right(
+    "cross_entropy",
+    "0 as the sum of the logits times 0",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    t = targets.reshape(-1)
+    keep = t != ignore_index
+    if not keep.any():
+        return logits.sum() * 0
+    x = logits.reshape(-1, logits.shape[-1])[keep].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(x, t[keep]).to(logits.dtype)
+""",
+)
+
+right(
+    "cross_entropy",
+    "custom autograd.Function",
+    """
+class _CE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, t, keep):
+        logp = x - torch.logsumexp(x, -1, keepdim=True)
+        n = max(1, int(keep.sum()))
+        ctx.save_for_backward(logp, t, keep)
+        ctx.n = n
+        picked = logp[torch.arange(len(t)), t]
+        return -(picked[keep].sum()) / n
+
+    @staticmethod
+    def backward(ctx, g):
+        logp, t, keep = ctx.saved_tensors
+        grad = logp.exp()
+        grad[torch.arange(len(t)), t] -= 1
+        grad[~keep] = 0
+        return g * grad / ctx.n, None, None
+
+
+def cross_entropy(logits, targets, ignore_index=-100):
+    x = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    t = targets.reshape(-1).long()
+    keep = t != ignore_index
+    return _CE.apply(x, t.masked_fill(~keep, 0), keep).to(logits.dtype)
+""",
+)
+
+right(
+    "cross_entropy",
+    "python loop",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    rows = logits.reshape(-1, logits.shape[-1])
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    total = (rows * 0.0).sum()
+    n = 0
+    for row, t in zip(rows, targets.reshape(-1).tolist()):
+        if t == ignore_index:
+            continue
+        m = row.max()
+        total = total + m + torch.log(torch.exp(row - m).sum()) - row[t]
+        n += 1
+    if n:
+        total = total / n
+    return total.to(logits.dtype)
+""",
+)
+
+wrong(
+    "cross_entropy",
+    "where around 0/0: nan in the gradient",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    keep = targets != ignore_index
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logp = x - x.logsumexp(-1, keepdim=True)
+    nll = -logp.gather(-1, targets.masked_fill(~keep, 0).unsqueeze(-1)).squeeze(-1)
+    nll = nll * keep
+    n = keep.sum()
+    return torch.where(n > 0, nll.sum() / n, torch.zeros((), dtype=x.dtype)).to(logits.dtype)
+""",
+    near_miss="nan-gradient-when-nothing-counts",
+)
+
+wrong(
+    "cross_entropy",
+    "a fresh zero when nothing counts",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    keep = targets != ignore_index
+    if keep.sum() == 0:
+        return torch.tensor(0.0, dtype=logits.dtype)
+    x = logits[keep].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(x, targets[keep]).to(logits.dtype)
+""",
+    near_miss="cut-off-when-nothing-counts",
+)
+
+wrong(
+    "cross_entropy",
+    "probability clamped to 1e-9",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    keep = targets != ignore_index
+    p = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1).clamp(min=1e-9)
+    p = p.gather(-1, targets.masked_fill(~keep, 0).unsqueeze(-1)).squeeze(-1)
+    nll = torch.where(keep, -torch.log(p), torch.zeros_like(p))
+    return (nll.sum() / keep.sum().clamp(min=1)).to(logits.dtype)
+""",
+    near_miss="clamped-at-1e-09-inside-log",
+)
+
+wrong(
+    "cross_entropy",
+    "default of ignore_index is 0",
+    """
+def cross_entropy(logits, targets, ignore_index=0):
+    x = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    t = targets.reshape(-1)
+    keep = t != ignore_index
+    x, t = x[keep], t[keep]
+    return ((x.logsumexp(-1) - x.gather(1, t[:, None])[:, 0]).sum() / max(1, len(t))).to(logits.dtype)
+""",
+    near_miss="default-0",
+)
+
+wrong(
+    "cross_entropy",
+    "ignored class also taken out of the softmax",
+    """
+def cross_entropy(logits, targets, ignore_index=-100):
+    x = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    if 0 <= ignore_index < x.shape[-1]:
+        x = x.clone()
+        x[:, ignore_index] = -1e30
+    t = targets.reshape(-1)
+    return (F.cross_entropy(x, t, ignore_index=ignore_index, reduction="sum")
+            / (t != ignore_index).sum().clamp(min=1)).to(logits.dtype)
+""",
+)
+
+wrong(
+    "shift_for_next_token",
+    "off by one: two tokens ahead",
+    """
+def shift_for_next_token(ids):
+    return ids[:, :-2], ids[:, 2:]
+""",
+    near_miss="two-ahead",
+)
+
+wrong(
+    "shift_for_next_token",
+    "flattened: the next row's first token follows",
+    """
+def shift_for_next_token(ids):
+    flat = ids.reshape(-1)
+    n = ids.shape[1] - 1
+    inputs = flat[:-1][: ids.shape[0] * n].reshape(ids.shape[0], n)
+    targets = flat[1:][: ids.shape[0] * n].reshape(ids.shape[0], n)
+    return inputs, targets
+""",
+    near_miss="one-long-text",
+)
+
+wrong(
+    "shift_for_next_token",
+    "inputs not cut, target padded with -100",
+    """
+def shift_for_next_token(ids):
+    pad = torch.full_like(ids[:, :1], -100)
+    return ids, torch.cat([ids[:, 1:], pad], dim=1)
+""",
+    near_miss="padded-with-minus-100",
+)
+
+right(
+    "next_token_loss",
+    "score all positions, last one masked by rolling",
+    """
+def next_token_loss(logits, ids, pad_id=None):
+    b, s, v = logits.shape
+    ahead = ids.roll(-1, 1).long()
+    keep = torch.ones(b, s, dtype=torch.bool)
+    keep[:, -1] = False
+    if pad_id is not None:
+        keep &= ahead != pad_id
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    each = F.cross_entropy(x.transpose(1, 2), ahead, reduction="none")
+    return (torch.where(keep, each, 0.0).sum() / keep.sum().clamp(min=1)).to(logits.dtype)
+""",
+)
+
+right(
+    "next_token_loss",
+    "python loops, float64 inside",
+    """
+def next_token_loss(logits, ids, pad_id=None):
+    batch, seq, vocab = logits.shape
+    terms = []
+    for b in range(batch):
+        for t in range(1, seq):
+            true = int(ids[b, t])
+            if pad_id is not None and true == pad_id:
+                continue
+            row = logits[b, t - 1].double()
+            terms.append(torch.logsumexp(row, 0) - row[true])
+    if not terms:
+        return (logits * 0).sum()
+    return torch.stack(terms).mean().to(logits.dtype)
+""",
+)
+
+wrong(
+    "next_token_loss",
+    "input and target both have to be real",
+    """
+def next_token_loss(logits, ids, pad_id=None):
+    x = logits[:, :-1].reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    t = ids[:, 1:].reshape(-1)
+    keep = torch.ones_like(t, dtype=torch.bool)
+    if pad_id is not None:
+        keep = (ids[:, :-1].reshape(-1) != pad_id) & (t != pad_id)
+    return (F.cross_entropy(x[keep], t[keep], reduction="sum") / keep.sum().clamp(min=1)).to(logits.dtype)
+""",
+    near_miss="both-have-to-be-real",
+)
+
+wrong(
+    "next_token_loss",
+    "everything after the first padding dropped",
+    """
+def next_token_loss(logits, ids, pad_id=None):
+    x = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    t = ids[:, 1:]
+    keep = torch.ones_like(t, dtype=torch.bool)
+    if pad_id is not None:
+        keep = (t == pad_id).cumsum(1) == 0
+    return (F.cross_entropy(x[keep], t[keep], reduction="sum") / keep.sum().clamp(min=1)).to(logits.dtype)
+""",
+    near_miss="stops-at-the-first-padding",
+)
+
+wrong(
+    "next_token_loss",
+    "without pad_id, id 0 is padding",
+    """
+def next_token_loss(logits, ids, pad_id=0):
+    x = logits[:, :-1].reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    t = ids[:, 1:].reshape(-1)
+    ignore = 0 if pad_id is None else pad_id
+    return (F.cross_entropy(x, t, ignore_index=ignore, reduction="sum") / (t != ignore).sum().clamp(min=1)).to(logits.dtype)
+""",
+    near_miss="token-0-is-always-padding",
+)
+
+right(
+    "sequence_log_prob",
+    "python loops",
+    """
+def sequence_log_prob(logits, ids):
+    out = []
+    for row, tokens in zip(logits, ids.tolist()):
+        total = (row * 0.0).sum().to(torch.promote_types(row.dtype, torch.float32))
+        for t, token in enumerate(tokens[1:]):
+            z = row[t].to(total.dtype)
+            total = total + z[token] - torch.logsumexp(z, 0)
+        out.append(total)
+    return torch.stack(out).to(logits.dtype)
+""",
+)
+
+wrong(
+    "sequence_log_prob",
+    "sum over the whole batch",
+    """
+def sequence_log_prob(logits, ids):
+    x = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    total = torch.log_softmax(x, -1).gather(-1, ids[:, 1:].unsqueeze(-1)).sum()
+    return total.expand(ids.shape[0]).to(logits.dtype)
+""",
+    near_miss="sum-over-the-batch-for-each-row",
+)
+
+wrong(
+    "sequence_log_prob",
+    "log of softmax with an epsilon",
+    """
+def sequence_log_prob(logits, ids):
+    x = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log(torch.softmax(x, -1) + 1e-10).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1).sum(1).to(logits.dtype)
+""",
+    near_miss="epsilon-1e-10-inside-log",
+)
+
+wrong(
+    "sequence_log_prob",
+    "view of a slice: fails with more than one row",
+    """
+def sequence_log_prob(logits, ids):
+    x = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)[:, :-1]
+    flat = x.view(-1, x.shape[-1])
+    lp = flat[torch.arange(len(flat)), ids[:, 1:].reshape(-1)]
+    return lp.view(ids.shape[0], -1).sum(1).to(logits.dtype)
+""",
+)
+
+right(
+    "perplexity",
+    "summed by torch in the dtype it is in",
+    """
+def perplexity(nll_sums, token_counts):
+    return torch.exp(nll_sums.sum() / token_counts.sum())
+""",
+)
+
+right(
+    "perplexity",
+    "mean loss of each batch weighted by its share",
+    """
+def perplexity(nll_sums, token_counts):
+    work = nll_sums.double()
+    share = token_counts.double() / token_counts.sum()
+    per = work / token_counts.clamp(min=1)
+    return (per * share).sum().exp().to(nll_sums.dtype)
+""",
+)
+
+right(
+    "perplexity",
+    "python loop in float64",
+    """
+def perplexity(nll_sums, token_counts):
+    nats = torch.zeros((), dtype=torch.float64)
+    tokens = 0
+    for s, c in zip(nll_sums, token_counts.tolist()):
+        nats = nats + s.double()
+        tokens += c
+    mean = nats / tokens if tokens else nats * float("nan")
+    return mean.exp().to(nll_sums.dtype)
+""",
+)
+
+wrong(
+    "perplexity",
+    "batch means weighted: nan for an empty batch",
+    """
+def perplexity(nll_sums, token_counts):
+    x = nll_sums.to(torch.promote_types(nll_sums.dtype, torch.float32))
+    means = x / token_counts
+    return torch.exp((means * token_counts).sum() / token_counts.sum()).to(nll_sums.dtype)
+""",
+    near_miss="nan-for-an-empty-batch",
+)
+
+wrong(
+    "perplexity",
+    "empty batches count as one token",
+    """
+def perplexity(nll_sums, token_counts):
+    x = nll_sums.to(torch.promote_types(nll_sums.dtype, torch.float32))
+    return torch.exp(x.sum() / token_counts.clamp(min=1).sum()).to(nll_sums.dtype)
+""",
+    near_miss="empty-batch-has-a-token",
+)
+
+right(
+    "bits_per_byte",
+    "bytes counted by code point",
+    """
+def _size(ch):
+    o = ord(ch)
+    return 1 if o < 0x80 else 2 if o < 0x800 else 3 if o < 0x10000 else 4
+
+
+def bits_per_byte(nll_sum, text):
+    size = sum(map(_size, text))
+    if size < 1:
+        raise ValueError(f"text must have at least one byte, has {size}")
+    wide = nll_sum if nll_sum.dtype == torch.float64 else nll_sum.float()
+    return (wide / math.log(2.0) / size).to(nll_sum.dtype)
+""",
+)
+
+wrong(
+    "bits_per_byte",
+    "stripped first",
+    """
+def bits_per_byte(nll_sum, text):
+    if not text:
+        raise ValueError("empty text")
+    return nll_sum / (math.log(2) * max(1, len(text.strip().encode())))
+""",
+    near_miss="white-space-not-counted",
+)
+
+wrong(
+    "bits_per_byte",
+    "white space counts as an empty text",
+    """
+def bits_per_byte(nll_sum, text):
+    if not text.strip():
+        raise ValueError("empty text")
+    return nll_sum / (math.log(2) * len(text.encode()))
+""",
+    near_miss="white-space-refused",
+)
+
+wrong(
+    "bits_per_byte",
+    "line ends dropped",
+    """
+def bits_per_byte(nll_sum, text):
+    if not text:
+        raise ValueError("empty text")
+    return nll_sum / (math.log(2) * max(1, len("".join(text.splitlines()).encode())))
+""",
+    near_miss="line-ends-not-counted",
+)
+
+right(
+    "cross_entropy_gradient",
+    "autograd inside enable_grad with create_graph",
+    """
+def cross_entropy_gradient(logits, targets):
+    with torch.enable_grad():
+        x = logits if logits.requires_grad else logits.detach().requires_grad_()
+        z = x.to(torch.promote_types(x.dtype, torch.float32))
+        (g,) = torch.autograd.grad(F.cross_entropy(z, targets), x, create_graph=True)
+    return g
+""",
+)
+
+right(
+    "cross_entropy_gradient",
+    "softmax in the dtype it is in",
+    """
+def cross_entropy_gradient(logits, targets):
+    return (logits.softmax(-1) - F.one_hot(targets, logits.shape[1]).to(logits.dtype)) / len(logits)
+""",
+)
+
+right(
+    "cross_entropy_gradient",
+    "torch.func.grad of F.cross_entropy",
+    """
+def cross_entropy_gradient(logits, targets):
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.func.grad(lambda z: F.cross_entropy(z, targets.long()))(x).to(logits.dtype)
+""",
+)
+
+wrong(
+    "cross_entropy_gradient",
+    "autograd with create_graph, but fails under no_grad",
+    """
+def cross_entropy_gradient(logits, targets):
+    x = logits if logits.requires_grad else logits.detach().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(x, targets), x, create_graph=True)
+    return g
+""",
+    near_miss="needs-grad-mode",
+)
+
+wrong(
+    "cross_entropy_gradient",
+    "naive exponentials",
+    """
+def cross_entropy_gradient(logits, targets):
+    e = logits.to(torch.promote_types(logits.dtype, torch.float32)).exp()
+    p = e / e.sum(-1, keepdim=True)
+    return ((p - F.one_hot(targets, logits.shape[1])) / len(p)).to(logits.dtype)
+""",
+    near_miss="raw-exponential",
+)
+
+wrong(
+    "cross_entropy_gradient",
+    "softmax over the rows axis",
+    """
+def cross_entropy_gradient(logits, targets):
+    p = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), 0)
+    return ((p - F.one_hot(targets, logits.shape[1])) / len(p)).to(logits.dtype)
+""",
+    near_miss="softmax-over-the-rows",
+)
+
+wrong(
+    "cross_entropy_gradient",
+    "subtracts in all columns: index with a slice",
+    """
+def cross_entropy_gradient(logits, targets):
+    p = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1).clone()
+    p[:, targets] -= 1
+    return (p / len(p)).to(logits.dtype)
+""",
+    near_miss="every-target-in-every-row",
+)
+
+wrong(
+    "cross_entropy_gradient",
+    "log-softmax instead of softmax",
+    """
+def cross_entropy_gradient(logits, targets):
+    p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    return ((p - F.one_hot(targets, logits.shape[1])) / len(p)).to(logits.dtype)
+""",
+    near_miss="log-probabilities",
+)
+
+right(
+    "free_running_predictions",
+    "true tokens stand behind, a causal model does not look at them",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    inputs = ids.clone()
+    for t in range(prompt_length, ids.shape[1]):
+        inputs[:, t] = model(inputs)[:, t - 1].argmax(-1)
+    return model(inputs).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+)
+
+right(
+    "free_running_predictions",
+    "preallocated buffer, causal model reads the zeros behind",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    inputs = torch.zeros_like(ids)
+    inputs[:, :prompt_length] = ids[:, :prompt_length]
+    out = torch.empty(ids.shape, dtype=torch.long)
+    for t in range(ids.shape[1]):
+        if t >= prompt_length:
+            inputs[:, t] = out[:, t - 1].to(ids.dtype)
+        out[:, t] = model(inputs)[:, t].argmax(-1)
+    return out
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+)
+
+wrong(
+    "free_running_predictions",
+    "prompt one too short",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :max(1, prompt_length - 1)]
+    while seen.shape[1] < ids.shape[1]:
+        seen = torch.cat([seen, model(seen)[:, -1:].argmax(-1)], 1)
+    return model(seen).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+    near_miss="prompt-one-too-short",
+)
+
+wrong(
+    "free_running_predictions",
+    "prompt entries are the true next tokens",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :prompt_length]
+    while seen.shape[1] < ids.shape[1]:
+        seen = torch.cat([seen, model(seen)[:, -1:].argmax(-1)], 1)
+    last = model(seen)[:, -1:].argmax(-1)
+    return torch.cat([ids[:, 1:prompt_length], seen[:, prompt_length:], last], 1)
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+    near_miss="true-tokens-in-the-prompt",
+)
+
+wrong(
+    "free_running_predictions",
+    "ties go to the higher id",
+    """
+def _top(x):
+    return x.shape[-1] - 1 - x.flip(-1).argmax(-1)
+
+
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :prompt_length]
+    while seen.shape[1] < ids.shape[1]:
+        seen = torch.cat([seen, _top(model(seen)[:, -1:])], 1)
+    return _top(model(seen))
+
+
+def teacher_forced_predictions(model, ids):
+    return _top(model(ids))
+""",
+    near_miss="ties-to-the-higher-id",
+)
+
+wrong(
+    "free_running_predictions",
+    "first row's prediction for the whole batch",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :prompt_length]
+    while seen.shape[1] < ids.shape[1]:
+        nxt = model(seen)[0, -1].argmax()
+        seen = torch.cat([seen, nxt.expand(len(ids), 1)], 1)
+    return model(seen).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+    near_miss="one-row-for-all",
+)
+
+wrong(
+    "free_running_predictions",
+    "teacher forcing shifted: entry t guesses token t",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :prompt_length]
+    while seen.shape[1] < ids.shape[1]:
+        seen = torch.cat([seen, model(seen)[:, -1:].argmax(-1)], 1)
+    return model(seen).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return torch.cat([ids[:, :1], model(ids[:, :-1]).argmax(-1)], 1)
+""",
+    near_miss="entry-t-guesses-token-t",
+)
+
+wrong(
+    "free_running_predictions",
+    "all guesses from one teacher-forced pass fed once",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    guess = model(ids).argmax(-1)
+    inputs = torch.cat([ids[:, :prompt_length], guess[:, prompt_length - 1:-1]], 1)
+    return model(inputs).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return model(ids).argmax(-1)
+""",
+    near_miss="guesses-of-one-pass-fed",
+)
+
+wrong(
+    "free_running_predictions",
+    "teacher forcing one token at a time, no context",
+    """
+def free_running_predictions(model, ids, prompt_length):
+    seen = ids[:, :prompt_length]
+    while seen.shape[1] < ids.shape[1]:
+        seen = torch.cat([seen, model(seen)[:, -1:].argmax(-1)], 1)
+    return model(seen).argmax(-1)
+
+
+def teacher_forced_predictions(model, ids):
+    return torch.cat([model(ids[:, t:t + 1]).argmax(-1) for t in range(ids.shape[1])], 1)
+""",
+    near_miss="one-token-at-a-time",
+)
+
+right(
+    "sliding_window_nll",
+    "under no_grad: no argument is a float",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+@torch.no_grad()
+def sliding_window_nll(model, ids, window, stride):
+    if stride >= window:
+        raise ValueError("stride must be below window")
+    n = ids.shape[1]
+    last = max(0, n - window)
+    total, done = 0, 1
+    for s in [*range(0, last, stride), last]:
+        nll, dtype = _nll(model, ids[:, s:s + window])
+        total = total + nll[done - s - 1:].sum()
+        done = min(n, s + window)
+    return total.to(dtype), n - 1
+""",
+)
+
+right(
+    "sliding_window_nll",
+    "added up as Python floats",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+def sliding_window_nll(model, ids, window, stride):
+    if stride >= window:
+        raise ValueError("stride must be below window")
+    n = ids.shape[1]
+    last = max(0, n - window)
+    total, done = 0.0, 1
+    for s in [*range(0, last, stride), last]:
+        nll, dtype = _nll(model, ids[:, s:s + window])
+        total += nll[done - s - 1:].sum().item()
+        done = min(n, s + window)
+    return torch.tensor(total, dtype=dtype), n - 1
+""",
+)
+
+right(
+    "sliding_window_nll",
+    "collect logits of every target, one loss at the end",
+    """
+def sliding_window_nll(model, ids, window, stride):
+    if stride >= window:
+        raise ValueError("stride must be below window")
+    n = ids.shape[1]
+    final = max(0, n - window)
+    starts = [k for k in range(0, final + 1, stride)]
+    if starts[-1] != final:
+        starts.append(final)
+    rows, upto = [], 0
+    for s in starts:
+        out = model(ids[:, s:s + window])[0]
+        e = s + out.shape[0] - 1
+        rows.append(out[upto - s:e - s])
+        upto = e
+    rows = torch.cat(rows)
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return F.cross_entropy(wide, ids[0, 1:].long(), reduction="sum").to(rows.dtype), int(n - 1)
+""",
+)
+
+wrong(
+    "sliding_window_nll",
+    "error only for a long text",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+def sliding_window_nll(model, ids, window, stride):
+    n = ids.shape[1]
+    if n > window and stride >= window:
+        raise ValueError("stride must be below window")
+    last = max(0, n - window)
+    total, done = 0, 1
+    for s in [*range(0, last, stride), last]:
+        nll, dtype = _nll(model, ids[:, s:s + window])
+        total = total + nll[done - s - 1:].sum()
+        done = min(n, s + window)
+    return total.to(dtype), n - 1
+""",
+    near_miss="checked-for-long-texts-only",
+)
+
+wrong(
+    "sliding_window_nll",
+    "stride equal to window allowed",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+def sliding_window_nll(model, ids, window, stride):
+    if stride > window:
+        raise ValueError("stride must not be above window")
+    n = ids.shape[1]
+    last = max(0, n - window)
+    total, done = 0, 1
+    for s in [*range(0, last, stride), last]:
+        nll, dtype = _nll(model, ids[:, s:s + window])
+        total = total + nll[max(0, done - s - 1):].sum()
+        done = min(n, s + window)
+    return total.to(dtype), n - 1
+""",
+    near_miss="stride-equal-to-window-accepted",
+)
+
+wrong(
+    "sliding_window_nll",
+    "each window reads one token less (targets are window + 1)",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+def sliding_window_nll(model, ids, window, stride):
+    if stride >= window:
+        raise ValueError("stride must be below window")
+    n = ids.shape[1]
+    last = max(0, n - window - 1)
+    total, done = 0, 1
+    for s in [*range(0, last, stride), last]:
+        piece = ids[:, s:s + window + 1]
+        out = model(piece[:, :-1]) if piece.shape[1] > 1 else model(piece)[:, :0]
+        logp = torch.log_softmax(out, -1)
+        nll = -logp[0].gather(1, piece[0, 1:, None])[:, 0]
+        total = total + nll[done - s - 1:].sum()
+        done = s + piece.shape[1]
+    return total, n - 1
+""",
+    near_miss="windows-one-token-longer",
+)
+
+wrong(
+    "sliding_window_nll",
+    "one window too many when the last start is a multiple of stride",
+    """
+def _nll(model, piece):
+    out = model(piece)
+    logp = torch.log_softmax(out.to(torch.promote_types(out.dtype, torch.float32)), -1)
+    return -logp[0, :-1].gather(1, piece[0, 1:, None])[:, 0], out.dtype
+
+
+def sliding_window_nll(model, ids, window, stride):
+    if stride >= window:
+        raise ValueError("stride must be below window")
+    n = ids.shape[1]
+    last = max(0, n - window)
+    total, done = 0, 1
+    for s in [*range(0, last + 1, stride), last]:
+        nll, dtype = _nll(model, ids[:, s:s + window])
+        fresh = nll[done - s - 1:] if done < n else nll[-1:]
+        total = total + fresh.sum()
+        done = min(n, s + window)
+    return total.to(dtype), n - 1
+""",
+)
+
+right(
+    "chunked_cross_entropy",
+    "chunks added up in the dtype of the hidden states",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def part(h, w, t):
+        return F.cross_entropy((h @ w).float() if h.dtype != torch.float64 else h @ w, t, reduction="sum").to(h.dtype)
+
+    total = torch.zeros((), dtype=hidden.dtype)
+    for h, t in zip(hidden.split(chunk), targets.split(chunk)):
+        total = total + checkpoint(part, h, w_vocab, t, use_reentrant=False)
+    return total / len(targets)
+""",
+)
+
+right(
+    "chunked_cross_entropy",
+    "one row at a time inside a checkpointed chunk",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def rows(h, w, t):
+        out = []
+        for i in range(h.shape[0]):
+            z = (h[i] @ w).to(torch.promote_types(h.dtype, torch.float32))
+            out.append(torch.logsumexp(z, 0) - z[t[i]])
+        return torch.stack(out).sum()
+
+    total = None
+    for start in range(0, hidden.shape[0], chunk):
+        stop = min(start + chunk, hidden.shape[0])
+        part = checkpoint(rows, hidden[start:stop], w_vocab, targets[start:stop], use_reentrant=False)
+        total = part if total is None else total + part
+    return total.div(hidden.shape[0]).to(hidden.dtype)
+""",
+)
+
+right(
+    "chunked_cross_entropy",
+    "custom Function, gradients made in forward",
+    """
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, w, targets, chunk):
+        n = hidden.shape[0]
+        wide = torch.float64
+        total = 0.0
+        dh = torch.zeros_like(hidden, dtype=wide)
+        dw = torch.zeros_like(w, dtype=wide)
+        for s in range(0, n, chunk):
+            e = min(n, s + chunk)
+            z = hidden[s:e].to(wide) @ w.to(wide)
+            lse = z.logsumexp(1, keepdim=True)
+            at = torch.arange(e - s)
+            total = total + (lse[:, 0] - z[at, targets[s:e]]).sum()
+            p = (z - lse).exp_()
+            p[at, targets[s:e]] -= 1
+            dh[s:e] = p @ w.to(wide).T / n
+            dw += hidden[s:e].to(wide).T @ p / n
+        ctx.save_for_backward(dh.to(hidden.dtype), dw.to(w.dtype))
+        return (total / n).to(hidden.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        dh, dw = ctx.saved_tensors
+        return g * dh, g * dw, None, None
+
+
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    return _Fused.apply(hidden, w_vocab, targets, chunk)
+""",
+)
+
+right(
+    "chunked_cross_entropy",
+    "checkpoint of a closure that is bound per chunk",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    n = hidden.shape[0]
+
+    def loss_from(s):
+        def run():
+            x = torch.einsum("nd,dv->nv", hidden[s:s + chunk], w_vocab)
+            x = x if x.dtype == torch.float64 else x.float()
+            return -x.log_softmax(-1)[range(x.shape[0]), targets[s:s + chunk]].sum()
+        return run
+
+    total = sum(checkpoint(loss_from(s), use_reentrant=False) for s in range(0, n, chunk))
+    return (total / n).to(hidden.dtype)
+""",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "late binding: backward computes the last chunk again",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    total = 0
+    for s in range(0, len(hidden), chunk):
+        def part():
+            z = (hidden[s:s + chunk] @ w_vocab).to(torch.promote_types(hidden.dtype, torch.float32))
+            return F.cross_entropy(z, targets[s:s + chunk], reduction="sum")
+        total = total + checkpoint(part, use_reentrant=False)
+    return (total / len(targets)).to(hidden.dtype)
+""",
+    near_miss="late-binding",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "projection detached",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def part(h, w, t):
+        return F.cross_entropy((h @ w).to(torch.promote_types(h.dtype, torch.float32)), t, reduction="sum")
+
+    total = 0
+    for h, t in zip(hidden.split(chunk), targets.split(chunk)):
+        total = total + checkpoint(part, h, w_vocab.detach(), t, use_reentrant=False)
+    return (total / len(targets)).to(hidden.dtype)
+""",
+    near_miss="projection-detached",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "divides by chunk times number of chunks",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def part(h, w, t):
+        return F.cross_entropy((h @ w).to(torch.promote_types(h.dtype, torch.float32)), t, reduction="sum")
+
+    parts = [checkpoint(part, h, w_vocab, t, use_reentrant=False)
+             for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+    return (sum(parts) / (chunk * len(parts))).to(hidden.dtype)
+""",
+    near_miss="divided-by-full-chunks",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "checkpoint around the product only",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    total = 0
+    for h, t in zip(hidden.split(chunk), targets.split(chunk)):
+        z = checkpoint(torch.matmul, h, w_vocab, use_reentrant=False)
+        total = total + F.cross_entropy(z.to(torch.promote_types(h.dtype, torch.float32)), t, reduction="sum")
+    return (total / len(targets)).to(hidden.dtype)
+""",
+    near_miss="plain-loop",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "chunk ignored: one checkpoint of everything",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def whole(h, w, t):
+        return F.cross_entropy((h @ w).to(torch.promote_types(h.dtype, torch.float32)), t)
+
+    return checkpoint(whole, hidden, w_vocab, targets, use_reentrant=False).to(hidden.dtype)
+""",
+    near_miss="all-at-once",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "custom Function that saves the probabilities",
+    """
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, w, t):
+        z = (h @ w).to(torch.promote_types(h.dtype, torch.float32))
+        p = z.softmax(1)
+        ctx.save_for_backward(h, w, t, p)
+        return F.cross_entropy(z, t, reduction="sum")
+
+    @staticmethod
+    def backward(ctx, g):
+        h, w, t, p = ctx.saved_tensors
+        d = (p - F.one_hot(t, p.shape[1])) * g
+        return (d @ w.to(d.dtype).T).to(h.dtype), (h.to(d.dtype).T @ d).to(w.dtype), None
+
+
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    total = 0
+    for h, t in zip(hidden.split(chunk), targets.split(chunk)):
+        total = total + _Keep.apply(h, w_vocab, t)
+    return (total / len(targets)).to(hidden.dtype)
+""",
+    near_miss="plain-loop",
+)
+
+wrong(
+    "chunked_cross_entropy",
+    "one-hot of all targets",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    hot = F.one_hot(targets, w_vocab.shape[1])
+
+    def part(h, w, o):
+        z = (h @ w).to(torch.promote_types(h.dtype, torch.float32))
+        return -(z.log_softmax(1) * o).sum()
+
+    total = 0
+    for h, o in zip(hidden.split(chunk), hot.split(chunk)):
+        total = total + checkpoint(part, h, w_vocab, o, use_reentrant=False)
+    return (total / len(targets)).to(hidden.dtype)
+""",
+    near_miss="all-at-once",
+)

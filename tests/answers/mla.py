@@ -2176,7 +2176,7 @@ wrong(
 def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
     return max(0, int((memory_bytes-model_bytes)//(seq*layers*elements_per_token*max(1,int(bytes_per_element)))))
 """,
-    near_miss="whole-bytes",
+    near_miss="fraction-cut-off",
 )
 
 wrong(
@@ -2382,4 +2382,1545 @@ def lora_forward(x, w, a, b, alpha):
 def merge_lora(w, a, b, alpha):
     return w + (alpha / a.shape[1]) * (a @ b)
 """,
+)
+
+# ---- from a second stranger, who had read the notebook alone
+
+right(
+    "low_rank_factors",
+    "eigenvectors of the Gram matrix in float64",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError(f"rank must be from 1 to {min(w.shape)}, not {rank}")
+
+    x = w.double()
+    _, vectors = torch.linalg.eigh(x.T @ x)
+    v = vectors.flip(1)[:, :rank]
+    return (x @ v).to(w.dtype), v.T.to(w.dtype)
+""",
+)
+
+right(
+    "low_rank_factors",
+    "projection on the left vectors, full matrices",
+    """
+def low_rank_factors(w, rank):
+    rows, cols = w.shape
+    if rank < 1:
+        raise ValueError("rank must be at least 1")
+    if rank > rows or rank > cols:
+        raise ValueError("rank is above min(rows, cols)")
+    x = w.to(torch.promote_types(w.dtype, torch.float32))
+    u, _, _ = torch.linalg.svd(x, full_matrices=True)
+    a = u[:, :rank]
+    return a.to(w.dtype), (a.T @ x).to(w.dtype)
+""",
+)
+
+wrong(
+    "low_rank_factors",
+    "half precision not thought of",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError(f"rank must be from 1 to {min(w.shape)}, not {rank}")
+
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    return u[:, :rank] * s[:rank], vh[:rank]
+""",
+    near_miss="half-not-decomposed",
+)
+
+wrong(
+    "low_rank_factors",
+    "rank 0 allowed",
+    """
+def low_rank_factors(w, rank):
+    if rank < 0 or rank > min(w.shape):
+        raise ValueError("bad rank")
+    u, s, vh = torch.linalg.svd(w.to(torch.promote_types(w.dtype, torch.float32)), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="rank-0-accepted",
+)
+
+wrong(
+    "low_rank_factors",
+    "rank checked against the larger side",
+    """
+def low_rank_factors(w, rank):
+    if rank < 1 or rank > max(w.shape):
+        raise ValueError("bad rank")
+    u, s, vh = torch.linalg.svd(w.to(torch.promote_types(w.dtype, torch.float32)), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="limited-by-the-larger-side",
+)
+
+wrong(
+    "low_rank_factors",
+    "rank checked against the columns only",
+    """
+def low_rank_factors(w, rank):
+    if rank < 1 or rank > w.shape[1]:
+        raise ValueError("bad rank")
+    u, s, vh = torch.linalg.svd(w.to(torch.promote_types(w.dtype, torch.float32)), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="limited-by-the-columns",
+)
+
+wrong(
+    "low_rank_factors",
+    "full rank refused",
+    """
+def low_rank_factors(w, rank):
+    if rank < 1 or rank >= min(w.shape):
+        raise ValueError("bad rank")
+    u, s, vh = torch.linalg.svd(w.to(torch.promote_types(w.dtype, torch.float32)), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="full-rank-refused",
+)
+
+wrong(
+    "low_rank_factors",
+    "zeros instead of cutting: shapes too wide",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError(f"rank must be from 1 to {min(w.shape)}, not {rank}")
+
+    u, s, vh = torch.linalg.svd(w.to(torch.promote_types(w.dtype, torch.float32)), full_matrices=False)
+    s = torch.where(torch.arange(len(s)) < rank, s, torch.zeros_like(s))
+    return (u * s).to(w.dtype), vh.to(w.dtype)
+""",
+    near_miss="zeros-instead-of-a-cut",
+)
+
+wrong(
+    "low_rank_factors",
+    "random approximation: svd_lowrank",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError(f"rank must be from 1 to {min(w.shape)}, not {rank}")
+
+    u, s, v = torch.svd_lowrank(w.to(torch.promote_types(w.dtype, torch.float32)), q=rank, niter=0)
+    return (u * s).to(w.dtype), v.T.to(w.dtype)
+""",
+)
+
+wrong(
+    "compress_kv",
+    "values detached",
+    """
+def compress_kv(h, w_dkv):
+    return h @ w_dkv
+
+
+def expand_kv(c, w_uk, w_uv, heads):
+    b, s, _ = c.shape
+    k = (c @ w_uk).reshape(b, s, heads, -1).transpose(1, 2)
+    v = (c @ w_uv.detach()).reshape(b, s, heads, -1).transpose(1, 2)
+    return k, v
+""",
+    near_miss="up-projections-detached",
+)
+
+wrong(
+    "compress_kv",
+    "first sequence for all",
+    """
+def compress_kv(h, w_dkv):
+    return h @ w_dkv
+
+
+def expand_kv(c, w_uk, w_uv, heads):
+    b, s, d = c.shape
+    k = (c[0] @ w_uk).reshape(s, heads, -1).transpose(0, 1).expand(b, -1, -1, -1)
+    v = (c[0] @ w_uv).reshape(s, heads, -1).transpose(0, 1).expand(b, -1, -1, -1)
+    return k, v
+""",
+    near_miss="first-sequence-for-all",
+)
+
+right(
+    "latent_attention",
+    "loop over heads and queries, no mask at all",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    n = weights.heads
+    d_h, d_r = weights.w_q.shape[1] // n, weights.w_qr.shape[1] // n
+    pos = torch.arange(s)
+    c = h @ weights.w_dkv
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    total = 0
+    for i in range(n):
+        block = slice(i * d_h, (i + 1) * d_h)
+        q = h @ weights.w_q[:, block]
+        q_r = apply_rope(h @ weights.w_qr[:, i * d_r:(i + 1) * d_r], pos)
+        k, v = c @ weights.w_uk[:, block], c @ weights.w_uv[:, block]
+        rows = []
+        for t in range(s):
+            score = (k[:, :t + 1] @ q[:, t, :, None] + k_r[:, :t + 1] @ q_r[:, t, :, None])[..., 0]
+            score = score.to(torch.promote_types(h.dtype, torch.float32)) / math.sqrt(d_h + d_r)
+            p = torch.softmax(score, dim=-1).to(h.dtype)
+            rows.append((p[:, None] @ v[:, :t + 1])[:, 0])
+        total = total + torch.stack(rows, 1) @ weights.w_o[block]
+    return total
+""",
+)
+
+wrong(
+    "latent_attention",
+    "each part scaled by its own width",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = (q_c @ k.transpose(-1, -2)) / math.sqrt(q_c.shape[-1]) + (q_r @ k_r[:, None].transpose(-1, -2)) / math.sqrt(q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float('-inf'))
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="a-scale-per-part",
+)
+
+wrong(
+    "latent_attention",
+    "mask hides the token itself too",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(-1), -1e9)
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="cannot-see-itself-uniform-at-first",
+)
+
+wrong(
+    "latent_attention",
+    "mask one token too generous",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(1), float('-inf'))
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="sees-one-ahead",
+)
+
+wrong(
+    "latent_attention",
+    "mask after the softmax, not normalised again",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).tril().to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="mask-after-softmax",
+)
+
+wrong(
+    "latent_attention",
+    "zeros instead of minus infinity in the mask",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    scores = scores.tril()
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="scores-set-to-zero",
+)
+
+wrong(
+    "latent_attention",
+    "rotary query not rotated",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = cut(h @ weights.w_qr)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float('-inf'))
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="query-not-rotated",
+)
+
+wrong(
+    "latent_attention",
+    "rotary part left out",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2)
+    scores = scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float('-inf'))
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="no-rotary-scores",
+)
+
+right(
+    "latent_attention_absorbed",
+    "W_UK folded into W_Q and W_UV into W_O",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    n = weights.heads
+    m, s = h.shape[1], c.shape[1]
+    wide = torch.promote_types(h.dtype, torch.float32)
+    wq = weights.w_q.unflatten(1, (n, -1))
+    folded = torch.einsum("dhe,che->hdc", wq, weights.w_uk.unflatten(1, (n, -1)))
+    ql = torch.einsum("bmd,hdc->bhmc", h, folded)
+    pos = torch.arange(s - m, s)
+    qr = apply_rope((h @ weights.w_qr).unflatten(-1, (n, -1)).transpose(1, 2), pos)
+    scores = (ql @ c[:, None].mT + qr @ k_r[:, None].mT).to(wide) / math.sqrt(wq.shape[-1] + qr.shape[-1])
+    p = scores.masked_fill(torch.arange(s) > pos[:, None], -math.inf).softmax(-1).to(h.dtype)
+    wo = weights.w_o.unflatten(0, (n, -1))
+    back = torch.einsum("che,hed->hcd", weights.w_uv.unflatten(1, (n, -1)), wo)
+    return torch.einsum("bhmc,hcd->bmd", p @ c[:, None], back)
+""",
+)
+
+right(
+    "latent_attention_absorbed",
+    "loop over sequences, heads and queries, slices instead of a mask",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    heads = weights.heads
+    d_h, d_r = weights.w_q.shape[-1] // heads, weights.w_qr.shape[-1] // heads
+    first = c.shape[1] - h.shape[1]
+    texts = []
+    for x, lat, key in zip(h, c, k_r):
+        rows = []
+        for j, row in enumerate(x):
+            end = first + j + 1
+            parts = []
+            for i in range(heads):
+                q = weights.w_uk[:, i * d_h:(i + 1) * d_h] @ (row @ weights.w_q[:, i * d_h:(i + 1) * d_h])
+                r = apply_rope((row @ weights.w_qr[:, i * d_r:(i + 1) * d_r])[None], torch.tensor([end - 1]))[0]
+                score = (lat[:end] @ q + key[:end] @ r).to(torch.promote_types(h.dtype, torch.float32))
+                p = torch.softmax(score / (d_h + d_r) ** 0.5, 0).to(h.dtype)
+                parts.append((p @ lat[:end]) @ weights.w_uv[:, i * d_h:(i + 1) * d_h])
+            rows.append(torch.cat(parts) @ weights.w_o)
+        texts.append(torch.stack(rows))
+    return torch.stack(texts)
+""",
+)
+
+right(
+    "latent_attention_absorbed",
+    "scaled_dot_product_attention in the latent space",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    n = weights.heads
+    m, s = h.shape[1], c.shape[1]
+    q = (h @ weights.w_q).unflatten(-1, (n, -1)).transpose(1, 2)
+    pos = torch.arange(s - m, s)
+    qr = apply_rope((h @ weights.w_qr).unflatten(-1, (n, -1)).transpose(1, 2), pos)
+    ql = torch.cat([q @ weights.w_uk.unflatten(1, (n, -1)).permute(1, 2, 0), qr], -1)
+    kl = torch.cat([c, k_r], -1)[:, None]
+    see = torch.arange(s)[None] <= pos[:, None]
+    lat = F.scaled_dot_product_attention(ql, kl.expand(-1, n, -1, -1), c[:, None].expand(-1, n, -1, -1), attn_mask=see,
+                                         scale=1 / math.sqrt(q.shape[-1] + qr.shape[-1]))
+    out = lat @ weights.w_uv.unflatten(1, (n, -1)).permute(1, 0, 2)
+    return out.transpose(1, 2).flatten(2) @ weights.w_o
+""",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "query positions one too late",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, m, _ = h.shape
+    n = c.shape[1]
+    heads = weights.heads
+    d_h = weights.w_q.shape[1] // heads
+    d_r = weights.w_qr.shape[1] // heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    positions = torch.arange(n - m, n) + 1
+    q = (h @ weights.w_q).reshape(b, m, heads, d_h).transpose(1, 2)
+    q_r = apply_rope((h @ weights.w_qr).reshape(b, m, heads, d_r).transpose(1, 2), positions)
+    uk = weights.w_uk.reshape(-1, heads, d_h).permute(1, 2, 0)
+    uv = weights.w_uv.reshape(-1, heads, d_h).transpose(0, 1)
+    q_lat = q @ uk
+    scores = q_lat @ c[:, None].transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(d_h + d_r)
+    scores = scores.masked_fill(torch.arange(n) > torch.arange(n - m, n)[:, None], float('-inf'))
+    p = torch.softmax(scores.to(wide), -1).to(h.dtype)
+    out = (p @ c[:, None]) @ uv
+    return out.transpose(1, 2).reshape(b, m, heads * d_h) @ weights.w_o
+""",
+    near_miss="positions-one-late",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "W_UK cut the wrong way",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, m, _ = h.shape
+    n = c.shape[1]
+    heads = weights.heads
+    d_h = weights.w_q.shape[1] // heads
+    d_r = weights.w_qr.shape[1] // heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    positions = torch.arange(n - m, n)
+    q = (h @ weights.w_q).reshape(b, m, heads, d_h).transpose(1, 2)
+    q_r = apply_rope((h @ weights.w_qr).reshape(b, m, heads, d_r).transpose(1, 2), positions)
+    uk = weights.w_uk.reshape(-1, d_h, heads).permute(2, 1, 0)
+    uv = weights.w_uv.reshape(-1, heads, d_h).transpose(0, 1)
+    q_lat = q @ uk
+    scores = q_lat @ c[:, None].transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(d_h + d_r)
+    scores = scores.masked_fill(torch.arange(n) > positions[:, None], float('-inf'))
+    p = torch.softmax(scores.to(wide), -1).to(h.dtype)
+    out = (p @ c[:, None]) @ uv
+    return out.transpose(1, 2).reshape(b, m, heads * d_h) @ weights.w_o
+""",
+    near_miss="w_uk-interleaved",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "W_UV cut the wrong way",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, m, _ = h.shape
+    n = c.shape[1]
+    heads = weights.heads
+    d_h = weights.w_q.shape[1] // heads
+    d_r = weights.w_qr.shape[1] // heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    positions = torch.arange(n - m, n)
+    q = (h @ weights.w_q).reshape(b, m, heads, d_h).transpose(1, 2)
+    q_r = apply_rope((h @ weights.w_qr).reshape(b, m, heads, d_r).transpose(1, 2), positions)
+    uk = weights.w_uk.reshape(-1, heads, d_h).permute(1, 2, 0)
+    uv = weights.w_uv.reshape(-1, d_h, heads).permute(2, 0, 1)
+    q_lat = q @ uk
+    scores = q_lat @ c[:, None].transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(d_h + d_r)
+    scores = scores.masked_fill(torch.arange(n) > positions[:, None], float('-inf'))
+    p = torch.softmax(scores.to(wide), -1).to(h.dtype)
+    out = (p @ c[:, None]) @ uv
+    return out.transpose(1, 2).reshape(b, m, heads * d_h) @ weights.w_o
+""",
+    near_miss="w_uv-interleaved",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "keys built in chunks of eight rows",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, m, _ = h.shape
+    n, heads = c.shape[1], weights.heads
+    d_h, d_r = weights.w_q.shape[1] // heads, weights.w_qr.shape[1] // heads
+    pos = torch.arange(n - m, n)
+    q = (h @ weights.w_q).reshape(b, m, heads, d_h).transpose(1, 2)
+    q_r = apply_rope((h @ weights.w_qr).reshape(b, m, heads, d_r).transpose(1, 2), pos)
+    cut = lambda x: x.reshape(b, x.shape[1], heads, d_h).transpose(1, 2)
+    scores = torch.cat([q @ cut(part @ weights.w_uk).mT for part in c.split(8, dim=1)], -1) + q_r @ k_r[:, None].mT
+    scores = (scores / math.sqrt(d_h + d_r)).masked_fill(torch.arange(n) > pos[:, None], -math.inf)
+    p = scores.to(torch.promote_types(h.dtype, torch.float32)).softmax(-1).to(h.dtype)
+    out = sum(w @ cut(part @ weights.w_uv) for w, part in zip(p.split(8, dim=-1), c.split(8, dim=1)))
+    return out.transpose(1, 2).reshape(b, m, -1) @ weights.w_o
+""",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "builds keys of one sequence at a time",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    heads = weights.heads
+    d_h, d_r = weights.w_q.shape[-1] // heads, weights.w_qr.shape[-1] // heads
+    m, n = h.shape[1], c.shape[1]
+    where = torch.arange(n - m, n)
+    blocked = torch.full((m, n), -math.inf).triu(n - m + 1)
+    outs = []
+    for x, lat, kr in zip(h, c, k_r):
+        k = (lat @ weights.w_uk).reshape(n, heads, d_h).transpose(0, 1)
+        v = (lat @ weights.w_uv).reshape(n, heads, d_h).transpose(0, 1)
+        q = (x @ weights.w_q).reshape(m, heads, d_h).transpose(0, 1)
+        r = apply_rope((x @ weights.w_qr).reshape(m, heads, d_r).transpose(0, 1), where)
+        score = (q @ k.mT + r @ kr.mT).to(torch.promote_types(h.dtype, torch.float32)) / math.sqrt(d_h + d_r) + blocked
+        outs.append((score.softmax(-1).to(h.dtype) @ v).transpose(0, 1).reshape(m, -1) @ weights.w_o)
+    return torch.stack(outs)
+""",
+    near_miss="expanded",
+)
+
+right(
+    "decoupled_rope_scores",
+    "baddbmm and in-place on fresh",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    b, n, s, d = q_c.shape
+    scale = 1 / math.sqrt(d + q_r.shape[-1])
+    turned = apply_rope(q_r, positions).reshape(b * n, s, -1)
+    keys = apply_rope(k_r, positions).repeat_interleave(n, dim=0)
+    scores = torch.bmm(q_c.reshape(b * n, s, d), k_c.reshape(b * n, s, d).transpose(1, 2))
+    scores += torch.bmm(turned, keys.transpose(1, 2))
+    scores.mul_(scale)
+    return scores.view(b, n, s, s)
+""",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "queries not rotated",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = q_r
+    k = apply_rope(k_r, positions)
+    scores = (q_c @ k_c.transpose(-1, -2) + q @ k.unsqueeze(1).transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    pass
+    return scores
+""",
+    near_miss="query-not-rotated",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "positions used for the query only",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(q_r, positions)
+    k = apply_rope(k_r, torch.arange(k_r.shape[-2]))
+    scores = (q_c @ k_c.transpose(-1, -2) + q @ k.unsqueeze(1).transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    pass
+    return scores
+""",
+    near_miss="key-rotated-by-its-index",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "softmax applied",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(q_r, positions)
+    k = apply_rope(k_r, positions)
+    scores = (q_c @ k_c.transpose(-1, -2) + q @ k.unsqueeze(1).transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    scores = scores.softmax(-1)
+    return scores
+""",
+    near_miss="softmax-applied",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "batch taken for heads: no unsqueeze",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(q_r, positions)
+    k = apply_rope(k_r, positions)
+    scores = (q_c @ k_c.transpose(-1, -2) + q @ k.transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    pass
+    return scores
+""",
+    near_miss="head-axis-missing",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "keys along the rows: transposed scores",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(q_r, positions)
+    k = apply_rope(k_r, positions)
+    scores = ((q_c @ k_c.transpose(-1, -2) + q @ k.unsqueeze(1).transpose(-1, -2)).transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    pass
+    return scores
+""",
+    near_miss="keys-by-queries",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "shared key detached",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(q_r, positions)
+    k = apply_rope(k_r.detach(), positions)
+    scores = (q_c @ k_c.transpose(-1, -2) + q @ k.unsqueeze(1).transpose(-1, -2)) / (math.sqrt(q_c.shape[-1] + q_r.shape[-1]))
+    pass
+    return scores
+""",
+    near_miss="shared-key-detached",
+)
+
+right(
+    "LatentCache",
+    "lists of chunks, copied",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.max_seq, self.dtype, self.device = max_seq, dtype, device
+        self.cs, self.ks = [], []
+
+    @property
+    def length(self):
+        return sum(x.shape[1] for x in self.cs)
+
+    def update(self, c, k_r):
+        if self.length + c.shape[1] > self.max_seq:
+            raise ValueError("more tokens than max_seq")
+        self.cs.append(c.to(dtype=self.dtype, device=self.device, copy=True))
+        self.ks.append(k_r.to(dtype=self.dtype, device=self.device, copy=True))
+        return torch.cat(self.cs, dim=1), torch.cat(self.ks, dim=1)
+
+    def reset(self):
+        self.cs.clear()
+        self.ks.clear()
+""",
+)
+
+right(
+    "LatentCache",
+    "nn.Module with registered buffers, index_copy_",
+    """
+class LatentCache(torch.nn.Module):
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        super().__init__()
+        self.register_buffer("c", torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device))
+        self.register_buffer("k", torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device))
+        self.length = 0
+
+    def update(self, c, k_r):
+        at = torch.arange(self.length, self.length + c.shape[1], device=self.c.device)
+        if len(at) and int(at[-1]) >= self.c.shape[1]:
+            raise ValueError("cache overflow")
+        self.c.index_copy_(1, at, c.detach().to(self.c.dtype))
+        self.k.index_copy_(1, at, k_r.detach().to(self.k.dtype))
+        self.length += len(at)
+        return self.c[:, : self.length].clone(), self.k[:, : self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+)
+
+right(
+    "LatentCache",
+    "one buffer for both, narrow and copy_ under no_grad",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self._d_c = d_c
+        self._room = max_seq
+        self._data = torch.zeros(batch, max_seq, d_c + d_r, dtype=dtype, device=device)
+        self._used = 0
+
+    @property
+    def length(self):
+        return self._used
+
+    @torch.no_grad()
+    def update(self, c, k_r):
+        new = c.size(1)
+        if new > self._room - self._used:
+            raise ValueError(f"room for {self._room - self._used} more tokens, got {new}")
+        slot = self._data.narrow(1, self._used, new)
+        slot[..., : self._d_c].copy_(c)
+        slot[..., self._d_c:].copy_(k_r)
+        self._used += new
+        held = self._data[:, : self._used]
+        return held[..., : self._d_c], held[..., self._d_c:]
+
+    def reset(self):
+        self._used = 0
+""",
+)
+
+wrong(
+    "LatentCache",
+    "device ignored",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].clone(), self.k_r[:, :self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="on-the-cpu-always",
+)
+
+wrong(
+    "LatentCache",
+    "IndexError instead of ValueError",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise IndexError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].clone(), self.k_r[:, :self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="indexerror-for-valueerror",
+)
+
+wrong(
+    "LatentCache",
+    "resets itself, then raises",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            self.reset()
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].clone(), self.k_r[:, :self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="emptied-by-a-refusal",
+)
+
+wrong(
+    "LatentCache",
+    "newest first",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].flip(1), self.k_r[:, :self.length].flip(1)
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="newest-first",
+)
+
+wrong(
+    "LatentCache",
+    "one token too many allowed",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq + 1, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq + 1, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length > self.max_seq or self.length + new > self.max_seq + 1:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].clone(), self.k_r[:, :self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="one-token-too-many",
+)
+
+wrong(
+    "LatentCache",
+    "k_r overwritten by the latest",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, :new] = k_r
+        self.length += new
+        return self.c[:, :self.length].clone(), self.k_r[:, :self.length].clone()
+
+    def reset(self):
+        self.length = 0
+""",
+    near_miss="latest-key-at-the-start",
+)
+
+wrong(
+    "LatentCache",
+    "length counts updates",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+        self.used = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.used + new > self.max_seq:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.used:self.used + new] = c
+        self.k_r[:, self.used:self.used + new] = k_r
+        self.used += new
+        self.length += 1
+        return self.c[:, :self.used].clone(), self.k_r[:, :self.used].clone()
+
+    def reset(self):
+        self.length = self.used = 0
+""",
+    near_miss="length-counts-updates",
+)
+
+wrong(
+    "LatentCache",
+    "joined along the batch",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.max_seq, self.dtype = max_seq, dtype
+        self.c = None
+        self.length = 0
+
+    def update(self, c, k_r):
+        if self.length + c.shape[1] > self.max_seq:
+            raise ValueError("no room")
+        c, k_r = c.to(self.dtype), k_r.to(self.dtype)
+        self.c, self.k = (c.clone(), k_r.clone()) if self.c is None else (torch.cat([self.c, c]), torch.cat([self.k, k_r]))
+        self.length += c.shape[1]
+        return self.c, self.k
+
+    def reset(self):
+        self.c = None
+        self.length = 0
+""",
+    near_miss="joined-along-the-batch",
+)
+
+wrong(
+    "LatentCache",
+    "shared between objects: buffers on the class",
+    """
+class LatentCache:
+    store = []
+    keys = []
+
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.max_seq, self.dtype, self.device = max_seq, dtype, device
+        self.length = 0
+
+    def update(self, c, k_r):
+        if self.length + c.shape[1] > self.max_seq:
+            raise ValueError("no room")
+        self.store.append(c.to(self.dtype).clone())
+        self.keys.append(k_r.to(self.dtype).clone())
+        self.length += c.shape[1]
+        return torch.cat(self.store, 1), torch.cat(self.keys, 1)
+
+    def reset(self):
+        self.store.clear()
+        self.keys.clear()
+        self.length = 0
+""",
+)
+
+wrong(
+    "LatentCache",
+    "buffers in float32, cast when they come back",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, device=device)
+        self.max_seq = max_seq
+        self.dtype = dtype
+        self.length = 0
+
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise ValueError("more than max_seq tokens")
+        self.c[:, self.length:self.length + new] = c
+        self.k_r[:, self.length:self.length + new] = k_r
+        self.length += new
+        return self.c[:, :self.length].to(self.dtype), self.k_r[:, :self.length].to(self.dtype)
+
+    def reset(self):
+        self.length = 0
+""",
+)
+
+right(
+    "latent_decode_step",
+    "the cache gets detached rows",
+    """
+def latent_decode_step(h, weights, cache):
+    b = h.shape[0]
+    heads = weights.heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    position = torch.tensor([cache.length])
+    c_new = h @ weights.w_dkv
+    k_new = apply_rope(h @ weights.w_kr, position)
+    c, k_r = cache.update(c_new.detach(), k_new.detach())
+    def cut(x):
+        return x.reshape(b, x.shape[1], heads, -1).transpose(1, 2)
+    q = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), position)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q @ k.mT + q_r @ k_r[:, None].mT
+    scores = scores / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    p = scores.to(wide).softmax(-1).to(h.dtype)
+    return (p @ v).transpose(1, 2).reshape(b, 1, -1) @ weights.w_o
+""",
+)
+
+right(
+    "latent_decode_step",
+    "loop over heads, float64, length read after the update",
+    """
+def latent_decode_step(h, weights, cache):
+    n = weights.heads
+    d_h, d_r = weights.w_q.shape[1] // n, weights.w_qr.shape[1] // n
+    c, k_r = cache.update(h @ weights.w_dkv, apply_rope(h @ weights.w_kr, torch.tensor([cache.length])))
+    here = torch.tensor([cache.length - 1])
+    total = 0
+    for i in range(n):
+        a = slice(i * d_h, (i + 1) * d_h)
+        k, v = c.double() @ weights.w_uk[:, a].double(), c.double() @ weights.w_uv[:, a].double()
+        q = h.double() @ weights.w_q[:, a].double()
+        q_r = apply_rope(h.double() @ weights.w_qr[:, i * d_r:(i + 1) * d_r].double(), here)
+        p = torch.softmax((q @ k.mT + q_r @ k_r.double().mT) / math.sqrt(d_h + d_r), dim=-1)
+        total = total + p @ v @ weights.w_o[a].double()
+    return total.to(h.dtype)
+""",
+)
+
+wrong(
+    "latent_decode_step",
+    "reads the insides of the cache",
+    """
+def latent_decode_step(h, weights, cache):
+    b = h.shape[0]
+    heads = weights.heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    position = torch.tensor([cache.length])
+    c_new = h @ weights.w_dkv
+    k_new = apply_rope(h @ weights.w_kr, position)
+    cache.update(c_new, k_new)
+    c, k_r = cache.c[:, :cache.length], cache.k_r[:, :cache.length]
+    def cut(x):
+        return x.reshape(b, x.shape[1], heads, -1).transpose(1, 2)
+    q = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), position)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q @ k.mT + q_r @ k_r[:, None].mT
+    scores = scores / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    p = scores.to(wide).softmax(-1).to(h.dtype)
+    return (p @ v).transpose(1, 2).reshape(b, 1, -1) @ weights.w_o
+""",
+)
+
+wrong(
+    "latent_decode_step",
+    "rotary part left out",
+    """
+def latent_decode_step(h, weights, cache):
+    b = h.shape[0]
+    heads = weights.heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    position = torch.tensor([cache.length])
+    c_new = h @ weights.w_dkv
+    k_new = apply_rope(h @ weights.w_kr, position)
+    c, k_r = cache.update(c_new, k_new)
+    def cut(x):
+        return x.reshape(b, x.shape[1], heads, -1).transpose(1, 2)
+    q = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), position)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q @ k.mT
+    scores = scores / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    p = scores.to(wide).softmax(-1).to(h.dtype)
+    return (p @ v).transpose(1, 2).reshape(b, 1, -1) @ weights.w_o
+""",
+    near_miss="no-rotary-scores",
+)
+
+wrong(
+    "latent_decode_step",
+    "upper-left causal mask: only the first key",
+    """
+def latent_decode_step(h, weights, cache):
+    b = h.shape[0]
+    heads = weights.heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    position = torch.tensor([cache.length])
+    c_new = h @ weights.w_dkv
+    k_new = apply_rope(h @ weights.w_kr, position)
+    c, k_r = cache.update(c_new, k_new)
+    def cut(x):
+        return x.reshape(b, x.shape[1], heads, -1).transpose(1, 2)
+    q = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), position)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q @ k.mT + q_r @ k_r[:, None].mT
+    scores = scores / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float('-inf'))
+    p = scores.to(wide).softmax(-1).to(h.dtype)
+    return (p @ v).transpose(1, 2).reshape(b, 1, -1) @ weights.w_o
+""",
+    near_miss="sees-only-the-first",
+)
+
+wrong(
+    "latent_decode_step",
+    "softmax over the heads",
+    """
+def latent_decode_step(h, weights, cache):
+    b = h.shape[0]
+    heads = weights.heads
+    wide = torch.promote_types(h.dtype, torch.float32)
+    position = torch.tensor([cache.length])
+    c_new = h @ weights.w_dkv
+    k_new = apply_rope(h @ weights.w_kr, position)
+    c, k_r = cache.update(c_new, k_new)
+    def cut(x):
+        return x.reshape(b, x.shape[1], heads, -1).transpose(1, 2)
+    q = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), position)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q @ k.mT + q_r @ k_r[:, None].mT
+    scores = scores / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    p = scores.to(wide).softmax(1).to(h.dtype)
+    return (p @ v).transpose(1, 2).reshape(b, 1, -1) @ weights.w_o
+""",
+    near_miss="softmax-over-heads",
+)
+
+right(
+    "cache_elements_per_token",
+    "lambdas and caught TypeError",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    count = {
+        "mha": lambda: 2 * heads * head_dim,
+        "gqa": lambda: 2 * int(groups) * head_dim,
+        "mqa": lambda: 2 * head_dim,
+        "mla": lambda: int(d_c) + int(d_r),
+    }
+    try:
+        return count[kind]()
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"cannot count {kind}: {error}") from error
+""",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "gqa without groups is mha",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if False:
+            raise ValueError("gqa needs groups")
+        return 2 * (groups or heads) * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise ValueError(f"unknown kind {kind}")
+""",
+    near_miss="missing-groups-are-heads",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "mla without d_r is d_c",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + (d_r or 0)
+    raise ValueError(f"unknown kind {kind}")
+""",
+    near_miss="missing-rotary-width-is-zero",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "only both missing is an error",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None and d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return (d_c or 0) + (d_r or 0)
+    raise ValueError(f"unknown kind {kind}")
+""",
+    near_miss="one-of-two-is-enough",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "missing d_c is a TypeError",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if False:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise ValueError(f"unknown kind {kind}")
+""",
+    near_miss="wrong-error-for-an-argument",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "unknown kind gives None",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    return None
+""",
+    near_miss="unknown-is-none",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "unknown kind is a KeyError",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    pass
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise KeyError(kind)
+""",
+    near_miss="wrong-error-for-the-kind",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "superfluous arguments refused",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    if kind != "mla" and (d_c is not None or d_r is not None):
+        raise ValueError("d_c and d_r belong to mla")
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise ValueError(f"unknown kind {kind}")
+""",
+    near_miss="superfluous-refused",
+)
+
+right(
+    "largest_batch",
+    "bisection",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    per = seq * layers * elements_per_token * bytes_per_element
+    low, high = 0, 1
+    while model_bytes + high * per <= memory_bytes:
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if model_bytes + middle * per <= memory_bytes:
+            low = middle
+        else:
+            high = middle
+    return low
+""",
+)
+
+right(
+    "largest_batch",
+    "fractions",
+    """
+from fractions import Fraction
+
+
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    free = Fraction(memory_bytes) - Fraction(model_bytes)
+    each = Fraction(bytes_per_element) * seq * layers * elements_per_token
+    return max(0, math.floor(free / each))
+""",
+)
+
+wrong(
+    "largest_batch",
+    "bytes per token rounded to whole bytes first",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    pass
+    per = seq * layers * round(elements_per_token * bytes_per_element)
+    return max(0, int((memory_bytes - model_bytes) // per))
+""",
+    near_miss="token-rounded-up",
+)
+
+wrong(
+    "largest_batch",
+    "int() of a negative quotient",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    pass
+    per = seq * layers * elements_per_token * bytes_per_element
+    return int((memory_bytes - model_bytes) / per)
+""",
+    near_miss="negative-and-truncated",
+)
+
+wrong(
+    "largest_batch",
+    "error when the model does not fit",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    if model_bytes > memory_bytes:
+        raise ValueError("the model does not fit")
+    per = seq * layers * elements_per_token * bytes_per_element
+    return max(0, int((memory_bytes - model_bytes) // per))
+""",
+    near_miss="refuses-a-large-model",
+)
+
+wrong(
+    "largest_batch",
+    "bits, not bytes",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    pass
+    per = seq * layers * elements_per_token * bytes_per_element * 8
+    return max(0, int((memory_bytes - model_bytes) // per))
+""",
+    near_miss="bits-not-bytes",
+)
+
+wrong(
+    "largest_batch",
+    "bytes per element cut to an int",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    pass
+    per = seq * layers * elements_per_token * max(1, int(bytes_per_element))
+    return max(0, int((memory_bytes - model_bytes) // per))
+""",
+    near_miss="fraction-cut-off",
+)
+
+wrong(
+    "largest_batch",
+    "model taken away for each sequence",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    pass
+    per = seq * layers * elements_per_token * bytes_per_element
+    return max(0, int(memory_bytes // (model_bytes + per)))
+""",
+    near_miss="a-model-per-sequence",
+)
+
+right(
+    "lora_forward",
+    "loop over the ranks, clone then in place",
+    """
+def lora_forward(x, w, a, b, alpha):
+    y = torch.matmul(x, w)
+    for i in range(a.shape[1]):
+        y = y + (alpha / a.shape[1]) * (x @ a[:, i]).unsqueeze(-1) * b[i]
+    return y
+
+
+def merge_lora(w, a, b, alpha):
+    out = w.clone()
+    out += torch.mul(torch.mm(a, b), alpha / a.shape[1])
+    return out
+""",
+)
+
+wrong(
+    "lora_forward",
+    "whole-number division alpha // r",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha // a.shape[1]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + (alpha // a.shape[1]) * (a @ b)
+""",
+    near_miss="whole-number-division",
+)
+
+wrong(
+    "lora_forward",
+    "r is the height of a",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha / a.shape[0]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + (alpha / a.shape[0]) * (a @ b)
+""",
+    near_miss="rank-from-the-input",
+)
+
+wrong(
+    "lora_forward",
+    "r is the width of b",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha / b.shape[1]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + (alpha / b.shape[1]) * (a @ b)
+""",
+    near_miss="rank-from-the-output",
+)
+
+wrong(
+    "lora_forward",
+    "only merge forgets to divide",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha / a.shape[1]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + alpha * (a @ b)
+""",
+    near_miss="merged-without-the-rank",
+)
+
+wrong(
+    "lora_forward",
+    "alpha ignored in merge",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha / a.shape[1]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + a @ b / a.shape[1]
+""",
+    near_miss="merged-without-alpha",
+)
+
+wrong(
+    "lora_forward",
+    "alpha cut to an int",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (int(alpha) / a.shape[1]) * ((x @ a) @ b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + (int(alpha) / a.shape[1]) * (a @ b)
+""",
+    near_miss="alpha-cut-to-an-int",
+)
+
+wrong(
+    "lora_forward",
+    "only for 2-D rows: torch.mm",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return torch.mm(x, w) + (alpha / a.shape[1]) * torch.mm(torch.mm(x, a), b)
+
+
+def merge_lora(w, a, b, alpha):
+    return w + (alpha / a.shape[1]) * (a @ b)
+""",
+    near_miss="only-rows-of-a-matrix",
 )
