@@ -214,11 +214,18 @@ def run_exercise(
     result.lost = lost
     if not result.passed and lost is None:
         first = next(r for g in result.groups for r in g.runs if r.complaint)
-        if first.transcript and (error := first.transcript[-1].error) and error.name == "NotImplementedError":
+        if _is_the_blank(first):
             result.attempted = False
         else:
             result.diagnosis = diagnose(exercise, [r for g in result.groups for r in g.runs], seed, public)
     return result
+
+
+def _is_the_blank(run: CaseRun) -> bool:
+    """Whether the bare `raise NotImplementedError` of the notebook was met. torch raises the same error with words, where an
+    operation does not take half precision: that is an attempt."""
+    error = run.transcript[-1].error if run.transcript else None
+    return error is not None and error.name == "NotImplementedError" and not error.message.strip()
 
 
 def diagnose(exercise: Exercise, runs: list[CaseRun], seed: int, public: bool) -> NearMiss | None:
