@@ -121,21 +121,25 @@ class Bigram(nn.Module):
 
 
 class LatentCache(nn.Module):
-    """Keeps latents and rotated keys for a decode step, with the interface of `course_llm.mla.LatentCache`."""
+    """Keeps latents and rotated keys for a decode step, with the interface of `course_llm.mla.LatentCache`.
+
+    Its buffers have other names than there: an answer may use `length` and `update` alone.
+    """
 
     def __init__(self, batch: int, max_seq: int, d_c: int, d_r: int, dtype: torch.dtype = torch.float32):
         super().__init__()
         self.max_seq, self.length = max_seq, 0
-        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype)
-        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype)
+        self._latents = torch.zeros(batch, max_seq, d_c, dtype=dtype)
+        self._keys = torch.zeros(batch, max_seq, d_r, dtype=dtype)
 
     def update(self, c: Tensor, k_r: Tensor) -> tuple[Tensor, Tensor]:
         end = self.length + c.shape[1]
         if end > self.max_seq:
             raise ValueError(f"LatentCache.update needs length + new <= max_seq={self.max_seq}, got {end}")
-        self.c[:, self.length : end], self.k_r[:, self.length : end] = c.detach(), k_r.detach()
+        self._latents[:, self.length : end] = c.detach()
+        self._keys[:, self.length : end] = k_r.detach()
         self.length = end
-        return self.c[:, :end], self.k_r[:, :end]
+        return self._latents[:, :end], self._keys[:, :end]
 
     def reset(self) -> None:
         self.length = 0
