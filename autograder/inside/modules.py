@@ -150,17 +150,17 @@ class GrowingCache(nn.Module):
 
     def __init__(self, layers: int):
         super().__init__()
-        self.rows: list[tuple[Tensor, ...]] = [()] * layers
+        self._rows: list[tuple[Tensor, ...]] = [()] * layers
 
     @property
     def length(self) -> int:
-        return min(rows[0].shape[-2] if rows else 0 for rows in self.rows)
+        return min(rows[0].shape[-2] if rows else 0 for rows in self._rows)
 
     def update(self, layer: int, *rows: Tensor) -> tuple[Tensor, ...]:
-        old = self.rows[layer]
+        old = self._rows[layer]
         both = zip(old, rows, strict=True) if old else ((row[..., :0, :], row) for row in rows)
-        self.rows[layer] = tuple(torch.cat((a, b.detach()), dim=-2) for a, b in both)
-        return self.rows[layer]
+        self._rows[layer] = tuple(torch.cat((a, b.detach()), dim=-2) for a, b in both)
+        return self._rows[layer]
 
 
 MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache, "GrowingCache": GrowingCache, "WatchedLM": WatchedLM,
