@@ -599,6 +599,12 @@ def _(h, weights):
     return _whole(h, weights, width="d_c")
 
 
+@latent_attention.near_miss("scale-from-d_hidden")
+def _(h, weights):
+    """The scores are divided by √d_hidden. They are products of one head's keys and queries: divide by √(d_h + d_r)."""
+    return _whole(h, weights, width="d")
+
+
 @latent_attention.near_miss("scale-without-rotary")
 def _(h, weights):
     """The scale counts the content part alone. The key is d_h + d_r wide: divide by √(d_h + d_r)."""

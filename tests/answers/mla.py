@@ -3924,3 +3924,27 @@ def merge_lora(w, a, b, alpha):
 """,
     near_miss="only-rows-of-a-matrix",
 )
+
+wrong(
+    "latent_attention",
+    "scale with d_hidden",
+    """
+def latent_attention(h, weights):
+    b, s, _ = h.shape
+    positions = torch.arange(s)
+    c = h @ weights.w_dkv
+    def cut(x):
+        return x.reshape(b, s, weights.heads, -1).transpose(1, 2)
+    q_c = cut(h @ weights.w_q)
+    q_r = apply_rope(cut(h @ weights.w_qr), positions)
+    k_r = apply_rope(h @ weights.w_kr, positions)
+    k, v = cut(c @ weights.w_uk), cut(c @ weights.w_uv)
+    scores = q_c @ k.transpose(-1, -2) + q_r @ k_r[:, None].transpose(-1, -2)
+    scores = scores / math.sqrt(h.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float('-inf'))
+    p = torch.softmax(scores.to(torch.promote_types(h.dtype, torch.float32)), -1).to(h.dtype)
+    out = (p @ v).transpose(1, 2).reshape(b, s, -1)
+    return out @ weights.w_o
+""",
+    near_miss="scale-from-d_hidden",
+)
