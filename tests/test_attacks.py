@@ -76,6 +76,7 @@ def written(attack: Attack | None, folder: Path, port: int = 9) -> Path:
         names = {
             "@CANARY@": f"{folder}/canary.txt",
             "@FOLDER@": str(folder),
+            "@HOME@": str(Path.home()),
             "@PORT@": str(port),
             "@VARIABLE@": "CANARY_VARIABLE",
         }

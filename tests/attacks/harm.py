@@ -121,7 +121,7 @@ for start in (os.fork, lambda: subprocess.Popen(['/bin/sleep', '1000']), lambda:
 """)  # fmt: skip
 probe(KIND, "writes outside", "writes to home, start-up files and the libraries", """
     import os, site, sys
-    for path in ("@FOLDER@/written", "/root/.bashrc", "/root/.profile", "/usr/lib/python3/sitecustomize.py", "/site/torch/__init__.py",
+    for path in ("@FOLDER@/written", "@HOME@/.bashrc", "@HOME@/.profile", "/usr/lib/python3/sitecustomize.py", "/site/torch/__init__.py",
                  "/site/sitecustomize.py", "/etc/passwd", "/grader/x", "/var/tmp/x", "/home/x"):
         try:
             open(path, "a").write("x")
