@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autograder import catalog, cli
+from autograder.commands.grade import print_class_table
 from autograder.course import CONFIG
 from samples.build import PATCH, answers, fill, write_class
 
@@ -376,7 +377,7 @@ def test_grade_without_a_sandbox_says_so_and_keeps_its_limits(tmp_path, monkeypa
     assert not any(r["sandboxed"] for r in reports)
     assert [exercise(r, "top_p_filter")["passed"] for r in reports] == [True, False, False]
     assert "time is up" in exercise(reports[1], "top_p_filter")["message"]
-    cli.print_class_table(STEM, [])  # a table of nobody is a table
+    print_class_table(STEM, [])  # a table of nobody is a table
 
 
 # the course folder
