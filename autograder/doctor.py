@@ -5,9 +5,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterable
 
 from autograder import catalog
-from autograder.sandbox import INSTALL, Limits, Sandbox, SandboxError
+from autograder.sandbox import INSTALL, Limits, Sandbox, SandboxError, Worker
 from autograder.spec import BackendLost
 
 PROBE = '''
@@ -102,20 +103,28 @@ def examine() -> list[Finding]:
             findings.append(Finding("the sandbox starts", True))
         except SandboxError as error:
             return [*findings, Finding("the sandbox starts", False, str(error))]
-        project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        home = os.path.expanduser("~")
-        # where Python itself lies below the home folder, that one path is there
-        interpreter = os.path.relpath(os.path.realpath(sys.base_prefix), home).split(os.sep)[0]
-        source = PROBE.format(home=home, project=project, interpreter=interpreter)
-        for name, words in WORDS.items():
-            try:
-                worker.allow(30)
-                worker.run_cell("probe", source)
-                refused = worker.perform("call", f"probe_{name}").error is not None
-            except BackendLost:
-                refused, worker = True, sandbox.start_worker()
-            findings.append(Finding(words, refused, "" if refused else "do not grade strangers' code on this machine"))
-        worker.close()
+        findings += probed(sandbox, worker)
+    return findings
+
+
+def probed(sandbox: Sandbox, worker: Worker, names: Iterable[str] = WORDS) -> list[Finding]:
+    """Tries what `names` name in a worker, and ends it."""
+    project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    home = os.path.expanduser("~")
+    # where Python itself lies below the home folder, that one path is there
+    interpreter = os.path.relpath(os.path.realpath(sys.base_prefix), home).split(os.sep)[0]
+    source = PROBE.format(home=home, project=project, interpreter=interpreter)
+    findings = []
+    for name in names:
+        try:
+            worker.allow(30)
+            worker.run_cell("probe", source)
+            refused = worker.perform("call", f"probe_{name}").error is not None
+        except BackendLost:
+            refused, worker = True, sandbox.start_worker()
+        cure = "" if refused else "do not grade strangers' code on this machine"
+        findings.append(Finding(WORDS[name], refused, cure))
+    worker.close()
     return findings
 
 

@@ -88,6 +88,8 @@ class Options:
     device: str = "cpu"
     limits: Limits = dataclasses.field(default_factory=Limits)
     isolate: bool = True
+    user: int | None = None
+    """Whom the worker becomes where root grades without bubblewrap."""
 
 
 class Grader:
@@ -96,7 +98,8 @@ class Grader:
     def __init__(self, chapter: Chapter, options: Options | None = None):
         self.chapter = chapter
         self.options = options or Options()
-        self.sandbox = Sandbox(chapter, self.options.limits, self.options.device, self.options.isolate)
+        given = self.options
+        self.sandbox = Sandbox(chapter, given.limits, given.device, given.isolate, given.user)
         self.exercises = judge.exercises(chapter.stem)
         self.reference = next(iter(self.exercises.values())).reference_names()
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -127,31 +127,37 @@ def syscall_filter() -> bytes:
         return file.read()
 
 
-@functools.cache
-def library_paths() -> tuple[Path, ...]:
-    """Files and folders of the libraries that answers may import: torch, numpy and what they need, nothing else."""
-    found: dict[str, set[Path]] = {}
-    queue = list(LIBRARIES)
+def distributions(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
+    """The installed distributions of these names and of all that they require, by normalised name."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    queue = list(names)
     while queue:
         name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
         if name in found:
             continue
         try:
-            distribution = importlib.metadata.distribution(name)
+            found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+        for text in found[name].requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                queue.append(requirement.name)
+    return found
+
+
+@functools.cache
+def library_paths() -> tuple[Path, ...]:
+    """Files and folders of the libraries that answers may import: torch, numpy and what they need, nothing else."""
+    found: set[Path] = set()
+    for distribution in distributions(LIBRARIES).values():
         tops = {
             file.parts[0]
             for file in distribution.files or ()
             if not file.parts[0].startswith((".", "__pycache__"))
         }
-        paths = {Path(distribution.locate_file(top)) for top in tops if not top.endswith(".pth")}
-        found[name] = {p for p in paths if p.exists()}
-        for text in distribution.requires or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                queue.append(requirement.name)
-    return tuple(sorted(set().union(*found.values())))
+        found |= {Path(distribution.locate_file(top)) for top in tops if not top.endswith(".pth")}
+    return tuple(sorted(path for path in found if path.exists()))
 
 
 def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
@@ -238,7 +244,12 @@ class Sandbox:
     """One warm sandbox for one chapter; starts one worker at a time."""
 
     def __init__(
-        self, chapter: Chapter, limits: Limits | None = None, device: str = "cpu", isolate: bool = True
+        self,
+        chapter: Chapter,
+        limits: Limits | None = None,
+        device: str = "cpu",
+        isolate: bool = True,
+        user: int | None = None,
     ):
         """
         Args:
@@ -246,10 +257,12 @@ class Sandbox:
             limits: what a submission may use.
             device: where the exercises' tensors lie.
             isolate: False runs the zygote without bubblewrap: only for machines where it cannot be had.
+            user: the id of the user that the zygote becomes; for root alone, where there is no bubblewrap.
         """
         self.limits = limits or Limits()
         self.device = device
         self.isolate = isolate
+        self.user = user
         self.chapter = chapter
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
@@ -282,6 +295,8 @@ class Sandbox:
                 command = bubblewrap_command(Path(folder), theirs.fileno(), self.device)
             else:
                 command = bare_command(Path(folder), theirs.fileno())
+            if self.user is not None:
+                os.chmod(folder, 0o755)  # its files hold no answers
             self._process = subprocess.Popen(
                 command,
                 env=ENVIRONMENT,
@@ -290,6 +305,9 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                user=self.user,
+                group=self.user,
+                extra_groups=None if self.user is None else [],
             )
             theirs.close()
             self._control = ours

@@ -168,10 +168,15 @@ def with_reference_signatures(code: str, stem: str) -> str:
     return "\n".join(lines)
 
 
+def site_config() -> dict[str, Any]:
+    """The book's configuration, _config.yml; empty where the package is installed without the book."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text()) if (ROOT / "_config.yml").exists() else {}
+    return config or {}
+
+
 def repository_url() -> str:
     """The address of the project's repository, empty while it has none (`repository.url` in _config.yml)."""
-    config = yaml.safe_load((ROOT / "_config.yml").read_text()) if (ROOT / "_config.yml").exists() else {}
-    return ((config or {}).get("repository") or {}).get("url") or ""
+    return (site_config().get("repository") or {}).get("url") or ""
 
 
 def instructor_notebook(solution: Solution) -> nbformat.NotebookNode:
