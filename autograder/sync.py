@@ -168,7 +168,7 @@ def with_reference_signatures(code: str, stem: str) -> str:
     return "\n".join(lines)
 
 
-def site_config() -> dict[str, Any]:
+def site_config() -> dict:
     """The book's configuration, _config.yml; empty where the package is installed without the book."""
     config = yaml.safe_load((ROOT / "_config.yml").read_text()) if (ROOT / "_config.yml").exists() else {}
     return config or {}
