@@ -11,13 +11,16 @@ from autograder.commands import (
     UsageError,
     check,
     doctor,
+    elsewhere,
     grade,
+    items,
     leaderboard,
     pretrain,
+    regrade,
     term,
 )
 
-COMMANDS = (check, grade, leaderboard, term, doctor, pretrain)
+COMMANDS = (check, grade, regrade, items, leaderboard, term, elsewhere, doctor, pretrain)
 
 
 def main(argv: list[str] | None = None) -> int:

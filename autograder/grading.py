@@ -79,6 +79,12 @@ class SubmissionReport:
                 "remarks": self.remarks, "elapsed_s": round(self.elapsed_s, 3), "sandboxed": self.isolated,
                 "exercises": exercises}  # fmt: skip
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "SubmissionReport":
+        """The report of which `to_json` made this."""
+        exercises = [ExerciseReport(**e) for e in data["exercises"]]
+        return cls(data["submission"], exercises, data["error"], data["remarks"], data["elapsed_s"], data["sandboxed"])  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -201,7 +207,7 @@ class _Run:
             for f in e.functions
             if e.name in reports and not reports[e.name].passed
         }
-        uses = uses_of(self.sources)
+        uses = uses_of(self.sources) if broken else {}
         functions = {n: f for n, f in self.grader.reference.items() if inspect.isfunction(f)}
         earlier: set[str] = (
             set()

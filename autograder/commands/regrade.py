@@ -1,0 +1,78 @@
+"""`course-llm regrade`: whose points change after a check is mended, and why, before anything is written."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from autograder.commands import Failure, UsageError, chapter_of
+from autograder.commands.grade import progress, require_device
+
+
+def add(commands) -> None:
+    """Adds the command."""
+    regrade = commands.add_parser("regrade", help="say whose points change since checks were mended, then write them", description="Grades the collected submissions anew and compares them with the course folder. Nothing is written without --write, or a yes on a terminal.")  # fmt: skip
+    regrade.add_argument("stem", metavar="STEM", help="the chapter")
+    regrade.add_argument("--course", type=Path, default=Path("course"), metavar="DIR", help="course folder (default: course)")  # fmt: skip
+    regrade.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    regrade.add_argument("--write", action="store_true", help="write the new grades when all are known")
+    regrade.add_argument("--force", action="store_true", help="grade again what these checks have graded")
+    regrade.add_argument("--workers", type=int, metavar="N", help="processes (default: by cores and submissions)")  # fmt: skip
+    regrade.add_argument("--device", default="cpu", metavar="D", help="as when it was graded: cpu, cuda, mps")
+    regrade.add_argument("--seed", type=int, metavar="S", help="as when it was graded")
+    regrade.add_argument("--no-sandbox", action="store_true", help="run answers without isolation")
+    regrade.set_defaults(run=run_regrade)
+
+
+def run_regrade(arguments: argparse.Namespace) -> int:
+    """`course-llm regrade`."""
+    chapter_of(arguments.stem)
+    if arguments.workers is not None and arguments.workers < 1:
+        raise UsageError(f"--workers needs a number of at least 1, got {arguments.workers}")
+    import torch
+
+    torch.set_num_threads(1)  # children of a process with torch threads hang
+    require_device(arguments.device)
+    try:
+        from autograder import grading
+        from autograder.sandbox import SandboxError, bubblewrap
+    except ImportError as error:
+        raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
+    from autograder.course import Course, CourseError
+    from autograder.regrade import Regrade, print_comparison
+    from autograder.submission import SubmissionError
+
+    seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
+    options = grading.Options(seed=seed, device=arguments.device, isolate=not arguments.no_sandbox)
+    try:
+        if options.isolate:
+            bubblewrap()
+        regrade = Regrade(Course(arguments.course), arguments.stem, options, arguments.force)
+        left = len(regrade.left)
+        workers = arguments.workers or grading.default_workers(left)
+        with progress(left) as advance:
+            found = regrade.grade(workers, arguments.write, advance)
+        if not arguments.json:
+            print_comparison(found)
+        written = bool(regrade.new) and (arguments.write or agreed(arguments, len(regrade.new)))
+        if written:
+            regrade.write()
+    except (SandboxError, CourseError, SubmissionError) as error:
+        raise Failure(str(error)) from None
+    if arguments.json:
+        print(json.dumps({**found.to_json(), "written": written}, indent=1))
+    elif written:
+        print(f"wrote {len(regrade.new)} submissions; then: course-llm feedback {arguments.stem}")
+    elif regrade.new:
+        print("nothing is written; the same with --write writes it")
+    return 0
+
+
+def agreed(arguments: argparse.Namespace, count: int) -> bool:
+    """Whether somebody at a terminal says yes."""
+    if arguments.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return input(f"Write these {count} submissions? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
