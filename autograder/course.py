@@ -6,6 +6,7 @@ many times faster when each submission does not pay for nbgrader's conversions; 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ import nbformat
 
 from autograder import catalog, notebooks, put_scripts_on_path
 from autograder.catalog import Chapter
+from autograder.gradebook import graded_points, save_grades, set_points, take_late_penalty
 from autograder.grading import ExerciseReport, Options, SubmissionReport
 from autograder.submission import SubmissionError, parse_notebook, read_text
 
@@ -52,6 +54,7 @@ class Course:
                 (self.root / "nbgrader_config.py").write_text(CONFIG)
             except OSError as error:
                 raise CourseError(f"{root} cannot be made a course folder: {error.strerror}") from None
+        self._recorded: dict[str, set[str]] = {}
 
     def api(self) -> Any:
         """nbgrader's API on this folder's own configuration."""
@@ -71,6 +74,7 @@ class Course:
     def release(self, stem: str) -> Path:
         """Writes the assignment into source/ and has nbgrader make the release version and the gradebook's entry."""
         chapter = catalog.chapter(stem)
+        self.recorded(stem)  # a database that does not answer is told in one line
         source = self.root / "source" / stem
         source.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebooks.released(chapter), source / f"{stem}.ipynb")
@@ -79,26 +83,49 @@ class Course:
 
     def released(self, stem: str) -> bool:
         """Whether the gradebook knows the assignment."""
-        return (self.root / "release" / stem).is_dir() and (self.root / "gradebook.db").exists()
+        return (self.root / "release" / stem).is_dir() and self.recorded(stem) is not None
+
+    def recorded(self, stem: str) -> set[str] | None:
+        """The students of whom the gradebook has a submission; None when it does not know the assignment.
+
+        A file of SQLite that is not there yet is not made.
+        """
+        if stem not in self._recorded:
+            from nbgrader.api import Gradebook, SubmittedAssignment
+            from sqlalchemy import make_url
+
+            folder = self.api().coursedir
+            with self._gradebook_errors():
+                url = make_url(folder.db_url)
+                if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+                    return None
+                with Gradebook(folder.db_url, folder.course_id) as gradebook:
+                    assignment = assignment_in(gradebook, stem)
+                    if assignment is None:
+                        return None
+                    found = gradebook.db.query(SubmittedAssignment.student_id).filter_by(assignment=assignment)
+                    self._recorded[stem] = {student for (student,) in found}
+        return self._recorded[stem]
 
     def collect(self, stem: str, folder: Path) -> dict[str, Path]:
         """Copies a folder of submissions, `<student>/<stem>/<stem>.ipynb`, into submitted/; links are not followed."""
-        from autograder.submission import class_folder, in_linked_folder, is_plain
+        from autograder.staging import Staging
+        from autograder.submission import class_folder, in_linked_folder
 
         collected = {}
-        for student, path in class_folder(folder, stem).items():
-            target = self.root / "submitted" / student / stem
-            if target.resolve() != path.parent.resolve():
-                target.mkdir(parents=True, exist_ok=True)
-                (target / "timestamp.txt").unlink(missing_ok=True)
-                for file in sorted(path.parent.iterdir()) if not in_linked_folder(path) else ():
-                    if is_plain(file):
-                        replace_file(file, target / file.name)
-            collected[student] = target / f"{stem}.ipynb"
+        with Staging(self.root) as staging:
+            for student, path in class_folder(folder, stem).items():
+                target = self.root / "submitted" / student / stem
+                if target.resolve() != path.parent.resolve():
+                    files = () if in_linked_folder(path) else sorted(path.parent.iterdir())
+                    staging.add(student, stem, {file.name: file for file in files})
+                collected[student] = target / f"{stem}.ipynb"
+            staging.commit()
         return collected
 
     def collect_from_exchange(self, stem: str) -> dict[str, Path]:
         """Has nbgrader collect what was submitted through its exchange."""
+        self.recorded(stem)  # as in release
         try:
             self._must(self.api().collect(stem, update=True), f"collect {stem} from its exchange")
         except CourseError as error:
@@ -118,6 +145,7 @@ class Course:
         """Has nbgrader write the feedback pages."""
         if not any((self.root / "autograded").glob(f"*/{stem}/{stem}.ipynb")):
             raise CourseError(f"{self.root} has nothing graded for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
+        self.recorded(stem)  # as in release
         self._must(self.api().generate_feedback(stem, force=True), f"write the feedback for {stem}")
         return sorted((self.root / "feedback").glob(f"*/{stem}/{stem}.html"))
 
@@ -125,14 +153,20 @@ class Course:
         """Has nbgrader write an assignment's grades as CSV."""
         from nbgrader.plugins import CsvExportPlugin
 
-        if not self.released(stem):
-            raise CourseError(f"{self.root} has no grades for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
-        with self._gradebook_errors(), self.api().gradebook as gradebook:
+        with self.graded_book(stem) as gradebook:
             plugin = CsvExportPlugin()
             plugin.to = str(target)
             plugin.assignment = [stem]
             plugin.export(gradebook)
         return target
+
+    @contextlib.contextmanager
+    def graded_book(self, stem: str) -> Iterator[Any]:
+        """Opens the gradebook to read an assignment's grades."""
+        if not self.released(stem):
+            raise CourseError(f"{self.root} has no grades for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
+        with self._gradebook_errors(), self.api().gradebook as gradebook:
+            yield gradebook
 
     @contextlib.contextmanager
     def _gradebook_errors(self) -> Iterator[None]:
@@ -141,13 +175,17 @@ class Course:
 
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, ModuleNotFoundError) as error:
             words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-            cure = (
-                "wait until no other program uses it and run this again"
-                if "locked" in words
-                else "restore a copy of it"
-            )
+            config = self.root / "nbgrader_config.py"
+            if isinstance(error, ModuleNotFoundError):
+                cure = f"install the driver that c.CourseDirectory.db_url in {config} asks for; for PostgreSQL: pip install 'psycopg[binary]'"
+            elif "locked" in words:
+                cure = "wait until no other program uses it and run this again"
+            elif self.api().coursedir.db_url.startswith("sqlite"):
+                cure = "restore a copy of it"
+            else:
+                cure = f"see that its server runs and that c.CourseDirectory.db_url in {config} is right"
             raise CourseError(f"the gradebook of {self.root} cannot be used ({words}); {cure}") from None
 
     def _must(self, result: dict, what: str) -> None:
@@ -161,10 +199,9 @@ class Course:
     def graded(self, stem: str, student: str, fingerprint: str) -> SubmissionReport | None:
         """The report of a submission that has been graded already, in this form and by these rules."""
         path = self.root / "autograded" / student / stem / f"{stem}.ipynb"
-        if not self.released(stem):  # the gradebook is new
-            return None
         found, report = stored_report(path)
-        return report if found == fingerprint else None
+        known = report is not None and found == fingerprint and student in (self.recorded(stem) or ())
+        return report if known else None  # a new gradebook does not know what was graded into an old one
 
     def reports(self, stem: str) -> list[SubmissionReport]:
         """The reports of all submissions that have been graded."""
@@ -181,12 +218,23 @@ class Course:
 
         if not self.released(stem):
             self.release(stem)
+        self._recorded.pop(stem, None)  # it will have more
         folder = self.api().coursedir
         with self._gradebook_errors(), Gradebook(folder.db_url, folder.course_id) as gradebook:
             gradebook.db().expire_on_commit = (
                 False  # nobody else writes meanwhile: nothing need be read again
             )
             yield GradeWriter(self, catalog.chapter(stem), gradebook, folder.ignore)
+
+
+def assignment_in(gradebook: Any, stem: str) -> Any:
+    """The gradebook's entry of an assignment, or None."""
+    from nbgrader.api import MissingEntry
+
+    try:
+        return gradebook.find_assignment(stem)
+    except MissingEntry:
+        return None
 
 
 class GradeWriter:
@@ -197,6 +245,7 @@ class GradeWriter:
         self.chapter = chapter
         self.gradebook = gradebook
         self.ignored = ignored
+        self.points = graded_points(gradebook, chapter.stem, chapter.stem)
 
     def write(self, report: SubmissionReport, path: Path, fingerprint: str) -> None:
         """Saves one submission's grades; the notebook comes last, so that a killed run grades it again."""
@@ -205,14 +254,14 @@ class GradeWriter:
             notebook, _ = notebooks.rebuilt(data, self.chapter)
         except SubmissionError as error:
             notebook = notebooks.unreadable(str(error), self.chapter)
-        reports = {e.name: e for e in report.exercises}
-        notebooks.fill_outputs(notebook, reports)
+        set_points(notebook, self.points)
+        notebooks.fill_outputs(notebook, {e.name: e for e in report.exercises})
         notebooks.store_report(notebook, report, fingerprint)
         if not report.isolated:
             notebook.cells.insert(
                 0, nbformat.v4.new_markdown_cell("**Graded without a sandbox.**", id="unsafe")
             )
-        self._save_grades(report, reports, path, notebook)
+        self._save_grades(report, path, notebook)
         target = self.course.root / "autograded" / report.submission / self.chapter.stem
         target.mkdir(parents=True, exist_ok=True)
         for folder in (path.parent, self.course.root / "source" / self.chapter.stem):
@@ -231,38 +280,17 @@ class GradeWriter:
             place.parent.mkdir(parents=True, exist_ok=True)
             replace_file(Path(file), place)
 
-    def _save_grades(self, report: SubmissionReport, reports: dict, path: Path, notebook: Any) -> None:
-        from nbgrader.utils import compute_checksum, determine_grade
-
+    def _save_grades(self, report: SubmissionReport, path: Path, notebook: Any) -> None:
         gradebook, stem = self.gradebook, self.chapter.stem
         gradebook.update_or_create_student(report.submission)
         stamp = timestamp_of(path.parent)
         extra = {"timestamp": stamp} if stamp else {}
         submission = gradebook.update_or_create_submission(stem, report.submission, **extra)
-        cells = {c.metadata["nbgrader"]["grade_id"]: c for c in notebook.cells if "nbgrader" in c.metadata}
-        for saved in submission.notebooks:
-            for grade in saved.grades:
-                grade.auto_score = (
-                    determine_grade(cells[grade.cell.name])[0] if grade.cell.name in cells else 0.0
-                )
-                grade.needs_manual_grade = grade.manual_score is not None
-            for comment in saved.comments:
-                cell = cells.get(comment.cell.name)
-                blank = cell is not None and cell.metadata.nbgrader.get("checksum") == compute_checksum(cell)
-                comment.auto_comment = "No response." if blank else None
-            saved.late_submission_penalty = None
+        save_grades(submission, notebook, stem)
         gradebook.db.commit()
         if submission.total_seconds_late > 0:
-            self._late_penalty(report.submission)
-
-    def _late_penalty(self, student: str) -> None:
-        from nbgrader.preprocessors import AssignLatePenalties
-
-        api = self.course.api()
-        names = {"notebook": self.chapter.stem, "assignment": self.chapter.stem, "student": student,
-                 "db_url": api.coursedir.db_url}  # fmt: skip
-        empty = nbformat.v4.new_notebook()
-        AssignLatePenalties(parent=api).preprocess(empty, {"nbgrader": names})
+            api = self.course.api()
+            take_late_penalty(api, api.coursedir.db_url, stem, stem, report.submission)
 
 
 def stored_report(path: Path) -> tuple[str, SubmissionReport | None]:
@@ -321,6 +349,7 @@ def fingerprint(path: Path, stem: str, options: Options) -> str:
     return digest.hexdigest()
 
 
+@functools.cache
 def rules_fingerprint(stem: str) -> str:
     """Changes when what is graded against changes."""
     import importlib
