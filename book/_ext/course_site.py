@@ -3,7 +3,7 @@
 - A page is read, and so executed, again when a module of `course_llm` that its cells import has changed.
 - Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of the modules) and
   `chapter-cards` (the landing page).
-- Links to the repository, Colab and Binder, all from `repository.url`, left out while that is empty.
+- The theme's links to the repository, from `repository.url`, left out while that is empty.
 - Descriptions and OpenGraph tags, a sitemap and a page for addresses that do not exist.
 """
 
@@ -15,7 +15,6 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import quote
 
 import site_files
 from docutils import nodes
@@ -24,6 +23,7 @@ from docutils.statemachine import StringList
 from sphinx.addnodes import toctree
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+from ways_to_run import repository, run_links
 
 import course_llm
 
@@ -102,33 +102,7 @@ def api_modules(app):
     return [name + "*" * (name in chapters) for name in names if not name.startswith("_")]
 
 
-# ---- links to the repository ----
-
-
-def repository(config):
-    """The repository's address and branch; the address is empty while the project has none."""
-    options = config.html_theme_options
-    return (options.get("repository_url") or "").rstrip("/"), options.get("repository_branch") or "main"
-
-
-def run_links(config, path):
-    """Names and addresses of the services that open a notebook of the repository."""
-    url, branch = repository(config)
-    found = re.fullmatch(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?", url)
-    if not found:
-        return []
-    owner, name = found.groups()
-    return [
-        (
-            "Open in Colab",
-            f"https://colab.research.google.com/github/{owner}/{name}/blob/{branch}/{quote(path)}",
-        ),
-        (
-            "Open on Binder",
-            f"https://mybinder.org/v2/gh/{owner}/{name}/{branch}?urlpath={quote('lab/tree/' + path, safe='')}",
-        ),
-    ]
-
+# ---- the theme ----
 
 # The theme's options beside those that Jupyter Book sets from _config.yml; written there they would replace them all.
 THEME_OPTIONS = {
@@ -288,6 +262,14 @@ def plain_docstring(app, what, name, obj, options, lines):
 # ---- what the page says of itself ----
 
 
+# Without script: no control that does nothing, and on a narrow screen the contents stand below the page.
+WITHOUT_SCRIPT = (
+    "#pst-back-to-top,.sidebar-toggle,.quiz-choice input,.quiz-verdict,.quiz-score{display:none!important}"
+    "@media(max-width:1199.98px){.bd-container__inner{flex-wrap:wrap}.bd-sidebar-primary.bd-sidebar{display:block;"
+    "position:static;order:2;flex:1 1 100%;max-width:none;max-height:none;visibility:visible;margin:0;opacity:1}}"
+)
+
+
 def describe_page(app, page, template, context, doctree):
     title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", "") or app.config.html_title))
     words = (
@@ -308,6 +290,7 @@ def describe_page(app, page, template, context, doctree):
     )
     context["metatags"] = (
         f'{context.get("metatags", "")}<meta name="description" content="{html.escape(words)}">{described}'
+        f"<noscript><style>{WITHOUT_SCRIPT}</style></noscript>"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pydata_sphinx_theme
+import site_weight
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,9 @@ ICON_SCRIPT = re.compile(
 SEARCH_SCRIPTS = re.compile(
     r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>'
 )
-WAITING = re.compile(r'<script (src="[^"]*_static/(?!documentation_options|doctools)[^"]*")></script>')
+WAITING = re.compile(r'<script (src="[^"]*_static/[^"]*")></script>')
+EARLY = re.compile(r'<link rel="preload" as="script"[^>]*>\s*')
+OPTIONS = re.compile(r'<script src="[^"]*documentation_options\.js[^"]*"></script>')
 TABS = re.compile(r'<script ([^>]*)src="([^"]*design-tabs\.js[^"]*)"></script>')
 PICTURE = re.compile(r'(<img class="only-\w+" src=")data:image/(svg\+xml|png)(?:;base64)?,([^"]*)"')
 MENDED = [
@@ -74,11 +77,11 @@ def finish(app, error):
     for path in [path for path in pages if path.relative_to(folder).as_posix() not in made]:
         path.unlink()  # a page that the book no longer has
         pages.remove(path)
-    for path in pages:
-        before = path.read_text(encoding="utf-8")
-        after = mended(lighter(before, path, icons, folder))
-        if after != before:
-            path.write_text(after, encoding="utf-8")
+    before = {path: path.read_text(encoding="utf-8") for path in pages}
+    after = {path: mended(lighter(text, path, icons, folder)) for path, text in before.items()}
+    for path, text in site_weight.bundle_styles(folder, after).items():
+        if text != before[path]:
+            path.write_text(text, encoding="utf-8")
     write_entrance(folder, app)
     if base := app.config.html_baseurl:
         write_sitemap(folder, base, pages)
@@ -114,13 +117,20 @@ def lighter(page, path, icons, folder):
     """Returns a page without what its reader does not need."""
     if path.name != "search.html":
         page = SEARCH_SCRIPTS.sub("", page)
-    page = ICON.sub(icons.svg, ICON_SCRIPT.sub("", page))
+    page = ICON.sub(icons.svg, EARLY.sub("", ICON_SCRIPT.sub("", page)))
+    page = OPTIONS.sub(lambda _: documentation_options(folder), page)
     page = TABS.sub(r'<script defer \1src="\2"></script>' if "sd-tab-set" in page else "", page)
     if path.name != "search.html":  # its own inline script calls them at once
         page = WAITING.sub(r"<script defer \1></script>", page)
     if first := VIEWPORT.search(page):  # themes and docutils each add one
         page = page[: first.end()] + VIEWPORT.sub("", page[first.end() :])
     return PICTURE.sub(lambda match: picture_file(match, path, folder), page)
+
+
+def documentation_options(folder):
+    """Sphinx's settings for its scripts, in the page: a file of two hundred bytes is not worth waiting for."""
+    settings = (folder / "_static" / "documentation_options.js").read_text(encoding="utf-8")
+    return f"<script>{settings.strip()}</script>"
 
 
 def mended(page):

@@ -1,0 +1,184 @@
+"""One small style sheet and small fonts in the place of all that the theme brings.
+
+The theme's style sheets know every widget of its framework and two thousand icons. The rules that cannot meet anything
+on the site go, and so do the glyphs that no page shows; what is left comes as one file.
+"""
+
+import hashlib
+import html
+import io
+import logging
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import tinycss2
+from fontTools import subset
+from fontTools.ttLib import TTFont
+
+SHEET = re.compile(r'<link (?=[^>]*rel="stylesheet")[^>]*?href="((?:\.\./)*_static/[^"?]+)[^"]*"[^>]*/?>\s*')
+LIST = re.compile(r"\A/\* (.*?) \*/")
+IMPORT = re.compile(r'@import (?:url\()?["\']([^"\']+)["\']\)?;')
+ADDRESS = re.compile(r'url\(\s*["\']?([^"\')]+)["\']?\s*\)')
+WORD = re.compile(r"[A-Za-z_][\w-]*")
+NAME = re.compile(r"[.#](-?[A-Za-z_](?:[\w-]|\\.)*)")
+CODE_POINT = re.compile(r"content:\s*[\"']\\([0-9a-fA-F]{4,5})[\"']")
+MATH = re.compile(r"<math\b.*?</math>", re.DOTALL)
+BUNDLE = "site.css"
+SOURCE = Path(__file__).parent.parent / "_static"
+ICON_FONT, MATH_FONT = "icons.woff2", "math.woff2"
+
+
+def bundle_styles(folder, texts):
+    """Puts one style sheet in the place of all, with the rules that the pages can use, and small fonts.
+
+    Args:
+        folder: the built site; the style sheets and fonts are in its `_static`.
+        texts: the pages' HTML by their paths.
+
+    Returns:
+        the pages with one link to the one sheet.
+    """
+    static = folder / "_static"
+    names = sheets(texts.values()) or kept_list(static / BUNDLE)
+    if not names:
+        return texts
+    words = set()
+    for text in [*texts.values(), *(path.read_text(encoding="utf-8") for path in static.rglob("*.js"))]:
+        words.update(WORD.findall(text))
+    css = "\n".join(used(joined(static, name), words) for name in names)
+    css = with_small_icons(css, static)
+    fit_math_font(static / MATH_FONT, texts.values())
+    shutil.rmtree(static / "vendor", ignore_errors=True)  # the icon fonts, whole
+    (static / BUNDLE).write_text(f"/* {' '.join(names)} */\n{css}", encoding="utf-8")
+    version = hashlib.sha256(css.encode()).hexdigest()[:8]
+    return {path: one_sheet(text, version) for path, text in texts.items()}
+
+
+def sheets(texts):
+    """The style sheets that pages load, in their order, as paths in the folder of static files."""
+    found = {}
+    for text in texts:
+        for link in SHEET.findall(text):
+            name = link.rpartition("_static/")[2]
+            if name != BUNDLE:
+                found.setdefault(name)
+    return list(found)
+
+
+def kept_list(bundle):
+    """The sheets that the bundle of an earlier build was made of: pages that did not change name them no more."""
+    found = LIST.search(bundle.read_text(encoding="utf-8")) if bundle.exists() else None
+    return found.group(1).split() if found else []
+
+
+def one_sheet(text, version):
+    """A page with one link to the bundle, where its first style sheet stood."""
+    first = SHEET.search(text)
+    if first is None:
+        return text
+    up = first.group(1).partition("_static/")[0]
+    link = f'<link rel="stylesheet" href="{up}_static/{BUNDLE}?v={version}" />\n'
+    return text[: first.start()] + link + SHEET.sub("", text[first.end() :])
+
+
+def joined(static, name):
+    """A style sheet with what it imports, its addresses relative to the folder of static files."""
+    css = (static / name).read_text(encoding="utf-8")
+
+    def address(match):
+        link = match.group(1)
+        if urlsplit(link).scheme or link.startswith("#"):
+            return match.group(0)
+        return f'url("{urljoin(name, link)}")'
+
+    css = IMPORT.sub(lambda match: joined(static, urljoin(name, match.group(1))), css)
+    return ADDRESS.sub(address, css)
+
+
+# ---- rules ----
+
+
+def used(css, words):
+    """The rules of a style sheet whose classes and ids are all among the words."""
+    return written(tinycss2.parse_stylesheet(css, skip_comments=True, skip_whitespace=True), words)
+
+
+def written(rules, words):
+    parts = []
+    for rule in rules:
+        if rule.type == "qualified-rule":
+            selectors = [one for one in split_at_commas(rule.prelude) if can_match(one, words)]
+            if selectors:
+                parts.append(f"{','.join(selectors)}{{{tinycss2.serialize(rule.content).strip()}}}\n")
+        elif (
+            rule.type == "at-rule"
+            and rule.content
+            and rule.lower_at_keyword in ("media", "supports", "layer")
+        ):
+            inner = tinycss2.parse_rule_list(rule.content, skip_comments=True, skip_whitespace=True)
+            if kept := written(inner, words):
+                parts.append(f"@{rule.at_keyword}{tinycss2.serialize(rule.prelude)}{{{kept}}}\n")
+        elif rule.type != "error":
+            parts.append(rule.serialize() + "\n")
+    return "".join(parts)
+
+
+def split_at_commas(tokens):
+    """The selectors of a rule, as text."""
+    groups = [[]]
+    for token in tokens:
+        if token.type == "literal" and token.value == ",":
+            groups.append([])
+        else:
+            groups[-1].append(token)
+    return [tinycss2.serialize(group).strip() for group in groups]
+
+
+def can_match(selector, words):
+    """Whether every class and id that a selector asks for may be on the site; `:not(...)` and its like ask for none."""
+    outside, depth = [], 0
+    for char in selector:
+        depth += (char in "([") - (char in ")]")
+        outside.append(char if depth == 0 else " ")
+    return all(name.replace("\\", "") in words for name in NAME.findall("".join(outside)))
+
+
+# ---- fonts ----
+
+
+def with_small_icons(css, static):
+    """Style sheets whose icon font has the icons that they show, and no other."""
+    points = {int(code, 16) for code in CODE_POINT.findall(css)}
+    source = static / "vendor" / "fontawesome" / "webfonts" / "fa-solid-900.woff2"
+    if source.exists():
+        save_subset(source, static / ICON_FONT, points)
+
+    def face(match):
+        rule = match.group(0)
+        if "fontawesome" not in rule:
+            return rule
+        if "fa-solid" not in rule:
+            return ""
+        return re.sub(r"src:[^;}]*", f'src:url("{ICON_FONT}") format("woff2")', rule)
+
+    return re.sub(r"@font-face\s*\{[^}]*\}\s*", face, css)
+
+
+def fit_math_font(target, texts):
+    """Keeps in the font of equations what the equations show."""
+    shown = {char for text in texts for math in MATH.findall(text) for char in html.unescape(math)}
+    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | set("0123456789+-=()[]|,.")})
+
+
+def save_subset(source: Path, target: Path, points):
+    """Writes the part of a font that shows the given characters, with the larger forms that equations need of them."""
+    logging.getLogger("fontTools").setLevel(logging.ERROR)  # says which tables it keeps
+    options = subset.Options(flavor="woff2", layout_features=["*"], notdef_outline=True, drop_tables=["FFTM"])
+    font = TTFont(io.BytesIO(source.read_bytes()), lazy=False, recalcTimestamp=False)
+    cut = subset.Subsetter(options)
+    cut.populate(unicodes=points)
+    cut.subset(font)
+    font.flavor = "woff2"
+    font.save(target)
