@@ -26,6 +26,8 @@ COMMANDS = (check, grade, regrade, items, leaderboard, term, elsewhere, doctor, 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit code; an error is one line that says what to do."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # jsonschema, which nbformat imports, would compile 38 grammars for kinds of addresses that no notebook has: 1.4 s
+    sys.modules.setdefault("rfc3987_syntax", None)
     try:
         arguments = parser().parse_args(argv)
         return arguments.run(arguments)

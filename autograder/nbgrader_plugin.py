@@ -14,14 +14,22 @@ from typing import Any
 
 import nbformat
 from nbconvert.exporters import NotebookExporter
+from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer, Unicode
 from traitlets.config import Config
 
 from autograder import catalog, notebooks
 from autograder.catalog import UnknownChapter
-from autograder.course import timestamp_of
-from autograder.grading import GRADING_SEED, Grader, Options
+from autograder.course import fingerprint, timestamp_of
+from autograder.gradebook import (
+    graded_points,
+    save_grades,
+    set_points,
+    share_connections,
+    take_late_penalty,
+)
+from autograder.grading import GRADING_SEED, Grader, Options, SubmissionReport
 from autograder.submission import SubmissionError, from_notebook, is_plain, parse_notebook, read_text
 from autograder.validate import give_validate_an_exit_code
 
@@ -52,27 +60,42 @@ class SubmissionExporter(NotebookExporter):
 
 
 class GradeInSandbox(NbGraderPreprocessor):
-    """Stands where `Execute` stands: grades the answers out of process and writes the graded cells' outputs."""
+    """Stands where `Execute` stands: grades the answers out of process, writes the graded cells' outputs and saves the grades."""
 
     seed = Integer(GRADING_SEED, help="Seed of the hidden cases.").tag(config=True)
     device = Unicode("cpu", help="Device on which the exercises' tensors lie.").tag(config=True)
 
     def preprocess(self, nb: nbformat.NotebookNode, resources: dict) -> tuple[nbformat.NotebookNode, dict]:
-        names = resources.get("nbgrader", {})
+        names = resources["nbgrader"]
         chapter = chapter_of(names["notebook"])
-        student = names.get("student", "")
-        ours = nb.metadata.get(notebooks.OURS, {})
         grader = warm_grader(chapter.stem, self.seed, self.device)
         submission = from_notebook(json.loads(json.dumps(nb)), chapter)
-        report = grader.grade(submission, student)
-        if ours.get("error"):
+        report = grader.grade(submission, names["student"])
+        ours = nb.metadata.get(notebooks.OURS, {})
+        report.error, report.remarks = ours.get("error"), ours.get("remarks", [])
+        if report.error:
             for exercise in report.exercises:
                 exercise.message = "Not graded."  # the error stands above the first cell
-        for remark in ours.get("remarks", ()):
-            self.log.warning("%s: %s", student, remark)
-        notebooks.fill_outputs(nb, {e.name: e for e in report.exercises})
-        self.log.info("%s: %g of %g points", student, report.points, report.max_points)
+        for remark in report.remarks:
+            self.log.warning("%s: %s", report.submission, remark)
+        self._save(nb, report, chapter, **names)
+        self.log.info("%s: %g of %g points", report.submission, report.points, report.max_points)
         return nb, resources
+
+    def _save(self, nb: nbformat.NotebookNode, report: SubmissionReport, chapter: catalog.Chapter, student: str, assignment: str, notebook: str, db_url: str) -> None:  # fmt: skip
+        folder = self.parent.parent.coursedir
+        with Gradebook(db_url, folder.course_id) as gradebook:
+            set_points(nb, graded_points(gradebook, assignment, notebook))
+            notebooks.fill_outputs(nb, {e.name: e for e in report.exercises})
+            submission = gradebook.find_submission(assignment, student)
+            save_grades(submission, nb, notebook)
+            gradebook.db.commit()
+            late = submission.total_seconds_late > 0
+        if late:
+            take_late_penalty(self.parent, db_url, assignment, notebook, student)
+        path = Path(folder.format_path(folder.submitted_directory, student, assignment), f"{notebook}.ipynb")
+        options = Options(seed=self.seed, device=self.device)
+        notebooks.store_report(nb, report, fingerprint(path, chapter.stem, options))
 
 
 def chapter_of(notebook: str) -> catalog.Chapter:
@@ -99,15 +122,14 @@ def warm_grader(stem: str, seed: int, device: str) -> Grader:
 
 
 def configure(config: Config) -> None:
-    """Sets nbgrader up for this course; to be called in `nbgrader_config.py`."""
+    """Sets nbgrader up for this course; to be called in `nbgrader_config.py`.
+
+    nbgrader's further preprocessors are not needed: cells, ids, points and outputs are the grader's own when they come here.
+    """
     config.Autograde.exporter_class = SubmissionExporter
-    config.Autograde.autograde_preprocessors = [
-        GradeInSandbox,
-        "nbgrader.preprocessors.LimitOutput",
-        "nbgrader.preprocessors.SaveAutoGrades",
-        "nbgrader.preprocessors.AssignLatePenalties",
-        "nbgrader.preprocessors.CheckCellMetadata",
-    ]
+    config.Autograde.sanitize_preprocessors = []
+    config.Autograde.autograde_preprocessors = [GradeInSandbox]
+    share_connections()
     give_validate_an_exit_code()
     copy_no_links()
 

@@ -385,6 +385,8 @@ class Worker:
         self._served: list[Any] = []
         self._opaque: list[Any] = []
         self._unread = bytearray()
+        self._poll = select.poll()
+        self._poll.register(sock)
         self._cost: Cost | None = None
         self.not_countable: Callable[[], str | None] = lambda: None
         self._alive = True
@@ -576,18 +578,20 @@ class Worker:
         """Sends, and meanwhile takes in what the worker answers, so that neither waits for the other for ever."""
         left = memoryview(data)
         while left:
-            events = self._wait(select.POLLOUT | select.POLLIN)
             try:
-                if events & select.POLLOUT:
-                    left = left[self.sock.send(left, socket.MSG_DONTWAIT) :]
-                elif len(self._unread) > MAX_UNREAD_BYTES:
-                    raise self._lost("The answer came back malformed: it is too large.")
-                else:
-                    self._take_in()
+                left = left[self.sock.send(left, socket.MSG_DONTWAIT) :]
+                continue
             except BlockingIOError:
-                time.sleep(0.001)
+                pass
             except OSError:
                 raise self._lost(None) from None
+            if not self._wait(select.POLLOUT | select.POLLIN) & select.POLLOUT:
+                if len(self._unread) > MAX_UNREAD_BYTES:
+                    raise self._lost("The answer came back malformed: it is too large.")
+                try:
+                    self._take_in()
+                except BlockingIOError:
+                    time.sleep(0.001)
 
     def _receive(self) -> tuple[dict, Unpacker]:
         try:
@@ -631,9 +635,8 @@ class Worker:
 
     def _wait(self, event: int) -> int:
         left = self.deadline - time.monotonic()
-        poll = select.poll()
-        poll.register(self.sock, event)
-        ready = poll.poll(left * 1000) if left > 0 else []
+        self._poll.modify(self.sock, event)
+        ready = self._poll.poll(left * 1000) if left > 0 else []
         if not ready:
             raise self._lost(TIME_IS_UP)
         return ready[0][1]

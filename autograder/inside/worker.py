@@ -37,19 +37,21 @@ class Channel:
 
     def __init__(self, sock: socket.socket):
         self.sock = sock
+        self._unread = bytearray()
 
     def read(self) -> tuple[bytes, bytes]:
         json_bytes, tensor_bytes = frame_lengths(self._exactly(HEADER.size))
         return self._exactly(json_bytes), self._exactly(tensor_bytes)
 
     def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self.sock.recv(min(1 << 20, count - len(parts)))
+        while len(self._unread) < count:
+            part = self.sock.recv(1 << 18)
             if not part:
                 raise EOFError
-            parts += part
-        return bytes(parts)
+            self._unread += part
+        part = bytes(self._unread[:count])
+        del self._unread[:count]
+        return part
 
     def write(self, packer: Packer, skeleton: Any) -> None:
         self.sock.sendall(packer.frame(skeleton))
