@@ -116,8 +116,8 @@ def check_names(chapter: Chapter, name: str, namespace: dict[str, Any]) -> Repor
     return Report(result, None, pieces.borrowed_here(chapter, namespace, exercise.functions))
 
 
-def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, Any]]:
-    """Runs a submission's cells in this process and checks every exercise that they define, for `course-llm check`."""
+def run_cells(chapter: Chapter, submission: Submission) -> tuple[dict[str, Any], Cells, dict[str, str]]:
+    """Runs a submission's cells in this process; returns their names, the cells, and what went wrong in which."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     cells = Cells(namespace)
     errors: dict[str, str] = {}
@@ -130,6 +130,12 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
             where = f" in line {line}" if line else ""
             what = "the file" if name == "file" else "its cell"
             errors[name] = f"{what} raises {type(error).__name__}{where}: {error}"
+    return namespace, cells, errors
+
+
+def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, Any]]:
+    """Runs a submission's cells in this process and checks every exercise that they define, for `course-llm check`."""
+    namespace, cells, errors = run_cells(chapter, submission)
     results = []
     for entry in chapter.entries:
         tried = entry.name in submission.sources

@@ -1,5 +1,7 @@
 """Generates each chapter's student notebook and catalog from its solution file: `python -m autograder.sync [STEM…]`.
 
+Without a stem it also makes the notebooks that are not graded from their percent files in `notebooks/`.
+
 nbgrader's own converter makes the student version (clears the answers, locks the cells, writes the checksums). This module only turns
 a percent notebook into nbgrader's instructor version and writes the reference's signatures and docstrings into it.
 """
@@ -46,6 +48,10 @@ if "google.colab" in sys.modules and importlib.util.find_spec("autograder") is N
 
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "git+{url}"], check=True)
 """
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 CHECK_IMPORT = "from autograder.check import check\n"
 
 
@@ -193,10 +199,7 @@ def instructor_notebook(solution: Solution) -> nbformat.NotebookNode:
         )
         cells.append(_code(part.name, with_reference_signatures(part.code, solution.stem), solution=True))
         cells.append(_code(f"check_{part.name}", f'check("{part.name}")', locked=True, points=part.points))
-    notebook = new_notebook(cells=cells)
-    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook.metadata["language_info"] = {"name": "python"}
-    return notebook
+    return new_notebook(cells=cells, metadata=METADATA)
 
 
 def _nbgrader(grade_id: str, **settings) -> dict:
@@ -311,23 +314,43 @@ def generated(stem: str) -> dict[Path, str]:
     }
 
 
+def ungraded_notebooks() -> dict[Path, str]:
+    """The notebooks that the percent files in `notebooks/` generate, by path, as text."""
+    url = repository_url()
+    found = {}
+    for path in sorted((ROOT / "notebooks").glob("*.py")):
+        notebook = new_notebook(metadata=METADATA)
+        for number, cell in enumerate(jupytext.read(path, fmt="py:percent").cells):
+            make = new_code_cell if cell.cell_type == "code" else new_markdown_cell
+            notebook.cells.append(make(cell.source, id=f"cell-{number}"))
+        if url:
+            notebook.cells.insert(1, new_code_cell(COLAB.format(url=url).rstrip("\n"), id="setup"))
+        found[path.with_suffix(".ipynb")] = nbformat.writes(notebook) + "\n"
+    return found
+
+
+def _write(files: dict[Path, str]) -> None:
+    for path, text in files.items():
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Writes what is generated; prints a line per file that changed."""
-    chosen = (sys.argv[1:] if argv is None else argv) or solution_stems()
-    for stem in chosen:
+    given = sys.argv[1:] if argv is None else argv
+    for stem in given or solution_stems():
         if stem not in solution_stems():
             print(f"sync: there is no solutions/{stem}.py", file=sys.stderr)
             return 2
         try:
-            files = generated(stem)
+            _write(generated(stem))
         except (SolutionError, SyntaxError, KeyError) as error:
             print(f"sync: {error}", file=sys.stderr)
             return 1
-        for path, text in files.items():
-            if not path.exists() or path.read_text() != text:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-                print(f"wrote {path.relative_to(ROOT)}")
+    if not given:
+        _write(ungraded_notebooks())
     return 0
 
 

@@ -1,13 +1,17 @@
 """The bundled model as plain tensors, for functions that are a decoder themselves (`course_llm.capstone`)."""
 
+from pathlib import Path
 from typing import Any
 
-from course_llm.model import load_bundled
-from course_llm.tokenizer import CourseTokenizer
+from course_llm.checkpoints import load_model
+from course_llm.model import BUNDLED_PATH
+from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 from course_llm.weights import LayerWeights, ModelWeights
 
 
-def bundled_weights(device: Any = None) -> tuple[ModelWeights, CourseTokenizer]:
+def bundled_weights(
+    device: Any = None, path: str | Path = BUNDLED_PATH
+) -> tuple[ModelWeights, CourseTokenizer]:
     """Returns the weights of the bundled model, float32, and its tokenizer: `data/MODEL_CARD.md`.
 
     Matrices act on row vectors (`x @ w`), heads are consecutive column blocks. What the model writes sounds
@@ -15,8 +19,29 @@ def bundled_weights(device: Any = None) -> tuple[ModelWeights, CourseTokenizer]:
 
     Args:
         device: where the tensors lie.
+        path: another model of the same kind, trained by `course-llm pretrain` or `notebooks/pretrain_run.ipynb`.
+
+    Raises:
+        ValueError: the file is missing or broken, or its model has other parts than the bundled one.
     """
-    model, tokenizer = load_bundled(device)
+    model = load_model(path, device=device)
+    needed = {
+        "positions": "rotary",
+        "feed_forward": "gelu",
+        "norm": "rms",
+        "qk_norm": True,
+        "tied": True,
+        "n_kv_heads": model.config.heads,
+        "biases": False,
+        "qkv_biases": False,
+        "latent": None,
+        "experts": None,
+        "window": None,
+    }
+    for name, value in needed.items():
+        found = getattr(model.config, name)
+        if found != value:
+            raise ValueError(f"bundled_weights needs a model with {name} {value}, got {found} in {path}")
     layers = []
     for block in model.blocks:
         attention, network = block.attention, block.feed_forward
@@ -39,4 +64,4 @@ def bundled_weights(device: Any = None) -> tuple[ModelWeights, CourseTokenizer]:
     weights = ModelWeights(
         model.embedding.weight.detach(), tuple(layers), model.norm.weight.detach(), model.config.heads
     )
-    return weights, tokenizer
+    return weights, load_tokenizer()

@@ -130,11 +130,11 @@ class CourseTokenizer:
         inner.add_special_tokens([EOS])
         self._attach(inner)
 
-    def _attach(self, inner: Tokenizer) -> None:
+    def _attach(self, inner: Tokenizer, eos: str = EOS) -> None:
         self.inner = inner
         self.inner.encode_special_tokens = True  # the words "<|endoftext|>" in a text are text
         self.vocab: int = inner.get_vocab_size()
-        self.eos_id: int = inner.token_to_id(EOS)
+        self.eos_id: int = inner.token_to_id(eos)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab: int) -> CourseTokenizer:
@@ -185,7 +185,8 @@ class CourseTokenizer:
 
     def tokens(self, ids: Iterable[int] | Int[Tensor, " seq"]) -> list[str]:
         """Returns the text of each token by itself, for figures and tables."""
-        return [EOS if int(index) == self.eos_id else self.decode([index]) for index in ids]
+        eos = self.inner.id_to_token(self.eos_id)
+        return [eos if int(index) == self.eos_id else self.decode([index]) for index in ids]
 
 
 @cache
