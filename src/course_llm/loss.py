@@ -255,7 +255,8 @@ class _ChunkedLoss(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logits = _widened(hidden[rows] @ w_vocab)  # (chunk, vocab)
-            losses[rows], lse[rows] = _row_losses(logits, targets[rows], label_smoothing, z_loss)
+            losses[rows], log_probs = _row_losses(logits, targets[rows], label_smoothing, z_loss)
+            lse[rows] = _log_z(logits, log_probs)
         ctx.save_for_backward(hidden, w_vocab, targets, counted, lse)
         ctx.settings = chunk, label_smoothing, z_loss
         return _mean_over(losses, counted).to(hidden.dtype)
@@ -265,23 +266,46 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx, grad_loss):
         hidden, w_vocab, targets, counted, lse = ctx.saved_tensors
         chunk, label_smoothing, z_loss = ctx.settings
-        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_w = torch.zeros_like(w_vocab, dtype=_wide_dtype(hidden)) if ctx.needs_input_grad[1] else None
-        weights = counted * (grad_loss / counted.sum().clamp(min=1))  # of each row's gradient
+        kept = hidden.masked_fill(~counted[:, None], 0)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             softmax = _widened(hidden[rows] @ w_vocab).sub_(lse[rows, None]).exp_()  # (chunk, vocab)
-            grad = softmax.mul_(1 + 2 * z_loss * lse[rows, None]) if z_loss else softmax
-            grad = grad.sub_(label_smoothing / grad.shape[-1]) if label_smoothing else grad
-            at_target = targets[rows, None]
-            grad.scatter_add_(-1, at_target, grad.new_full(at_target.shape, label_smoothing - 1))
-            grad = grad.mul_(weights[rows, None]).to(hidden.dtype)
+            grad = _turn_into_gradient(softmax, targets[rows], lse[rows], label_smoothing, z_loss)
+            grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = grad @ w_vocab.T
             if grad_w is not None:
-                grad_w += hidden[rows].T @ grad
-        grad_w = None if grad_w is None else grad_w.to(w_vocab.dtype)
+                _add_product(grad_w, kept[rows].T, grad)
+        share = grad_loss / counted.sum().clamp(
+            min=1
+        )  # of each row that counts: applied to sums, not to logits
+        grad_hidden = None if grad_hidden is None else grad_hidden.mul_((counted * share)[:, None])
+        grad_w = None if grad_w is None else grad_w.mul_(share).to(w_vocab.dtype)
         return grad_hidden, grad_w, None, None, None, None, None
+
+
+def _turn_into_gradient(
+    softmax: Float[Tensor, "rows vocab"],
+    targets: Int[Tensor, " rows"],
+    lse: Float[Tensor, " rows"] | None,
+    label_smoothing: float,
+    z_loss: float,
+) -> Float[Tensor, "rows vocab"]:
+    """Turns the softmax of each row into the gradient of its loss in its logits, in place."""
+    grad = softmax.mul_(1 + 2 * z_loss * lse[:, None]) if z_loss else softmax
+    grad = grad.sub_(label_smoothing / grad.shape[-1]) if label_smoothing else grad
+    at_target = targets[:, None]
+    return grad.scatter_add_(-1, at_target, grad.new_full(at_target.shape, label_smoothing - 1))
+
+
+def _add_product(total: Float[Tensor, "n m"], a: Float[Tensor, "n k"], b: Float[Tensor, "k m"]) -> None:
+    """Adds a @ b to the total, in place; without a tensor in between where the dtypes are one."""
+    if total.dtype == a.dtype:
+        torch.addmm(total, a, b, out=total)  # in place: addmm_ is not among the operations that torch counts
+    else:
+        total += a @ b
 
 
 def _row_losses(
@@ -289,15 +313,22 @@ def _row_losses(
     targets: Int[Tensor, "*batch"],
     label_smoothing: float,
     z_loss: float,
-) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """Returns the loss of each row and its log-sum-exp; -log softmax(x)[v] is lse - x[v]."""
-    lse = logits.logsumexp(dim=-1)
-    losses = lse - (1 - label_smoothing) * logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocab"]]:
+    """Returns the loss of each row and its log-probabilities, which torch computes in one pass over the logits."""
+    log_probs = logits.log_softmax(dim=-1)
+    losses = (label_smoothing - 1) * log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if label_smoothing:
-        losses = losses - label_smoothing * logits.mean(dim=-1)
+        losses = losses - label_smoothing * log_probs.mean(dim=-1)
     if z_loss:
-        losses = losses + z_loss * lse.square()
-    return losses, lse
+        losses = losses + z_loss * _log_z(logits, log_probs).square()
+    return losses, log_probs
+
+
+def _log_z(
+    logits: Float[Tensor, "*batch vocab"], log_probs: Float[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch"]:
+    """Returns each row's log-sum-exp; of all columns the largest loses the fewest digits."""
+    return logits.amax(dim=-1) - log_probs.amax(dim=-1)
 
 
 def _target_log_probs(
