@@ -36,15 +36,16 @@ def is_notebook(text):
     return "file_format: mystnb" in text and "```{code-cell}" in text
 
 
-def notebook_of(path, base="", setup=""):
+def notebook_of(path, base="", setup="", chapter=""):
     """The notebook of a page.
 
     Args:
         path: the page's Markdown file.
         base: address of the site, for links to other pages; without one a link becomes its words.
         setup: code of a first cell, if one is needed.
+        chapter: the chapter's number, which stands before the numbers of its equations.
     """
-    page = Page(Path(path), base)
+    page = Page(Path(path), base, chapter)
     cells = [new_code_cell(setup)] if setup else []
     for cell in jupytext.read(path, fmt="md:myst").cells:
         if cell.cell_type == "code":
@@ -69,10 +70,11 @@ def hidden_source(tags):
 class Page:
     """Turns the Markdown of one page into cells; equations keep the numbers that they have on the page."""
 
-    def __init__(self, path, base):
+    def __init__(self, path, base, chapter):
         self.path, self.base = path, base
         text = path.read_text(encoding="utf-8")
-        self.numbers = {label: i for i, label in enumerate(EQUATION_LABEL.findall(text), 1)}
+        before = f"{chapter}." if chapter else ""
+        self.numbers = {label: f"{before}{i}" for i, label in enumerate(EQUATION_LABEL.findall(text), 1)}
         library = path.parent / "references.bib"
         self.library = parse_file(str(library)).entries if library.exists() else {}
 
@@ -89,9 +91,7 @@ class Page:
     def words(self, markdown):
         text = FENCE.sub(self.block, markdown)
         text = LABEL.sub(r'<a id="\1"></a>\n', text)
-        text = EQUATION_LABEL.sub(lambda match: rf"\\tag{{{self.numbers[match[1]]}}}" + "\n$$", text).replace(
-            r"\\tag", r"\tag"
-        )
+        text = EQUATION_LABEL.sub(lambda match: "\\tag{" + self.numbers[match[1]] + "}\n$$", text)
         text = EQUATION.sub(lambda match: f"({self.numbers.get(match[1], match[1])})", text)
         text = CITATION.sub(self.citation, text)
         text = BARE.sub(r"[\1](#\2)", LINK.sub(self.link, text))

@@ -86,7 +86,9 @@ def write_notebooks(app, error):
         setup = COLAB.format(url=url).rstrip("\n")
     for page in sorted(app.env.found_docs):
         if path := notebook_path(app, page):
-            notebook = page_notebook.notebook_of(app.env.doc2path(page), app.config.html_baseurl, setup)
+            chapter = ".".join(map(str, app.env.toc_secnumbers.get(page, {}).get("", ())))
+            source = app.env.doc2path(page)
+            notebook = page_notebook.notebook_of(source, app.config.html_baseurl, setup, chapter)
             nbformat.write(notebook, Path(app.outdir, path))
 
 
