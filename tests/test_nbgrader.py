@@ -9,13 +9,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from autograder import catalog, cli
-from autograder.course import CONFIG
+from autograder.course import CONFIG, Course
 from samples.build import answers, cell_index, fill, near_miss_sources
 
 STEM = "decoding"
@@ -71,11 +72,13 @@ def stream(text: str) -> dict:
     return {"output_type": "stream", "name": "stdout", "text": text}
 
 
-def make_course(root: Path) -> Path:
-    """A course folder with the class handed in: ada in time, carl two hours late."""
+def make_course(root: Path, students: Collection[str] = (), settings: str = "") -> Path:
+    """A course folder with the class, or some of it, handed in: ada in time, carl two hours late."""
     root.mkdir(parents=True)
-    (root / "nbgrader_config.py").write_text(CONFIG + LATE_IS_ZERO)
+    (root / "nbgrader_config.py").write_text(CONFIG + LATE_IS_ZERO + settings)
     for student, notebook in sample_class().items():
+        if students and student not in students:
+            continue
         folder = root / "submitted" / student / STEM
         folder.mkdir(parents=True)
         text = notebook if isinstance(notebook, str) else json.dumps(notebook)
@@ -86,9 +89,8 @@ def make_course(root: Path) -> Path:
 
 
 def gradebook(root: Path):
-    from nbgrader.api import Gradebook
-
-    return Gradebook(f"sqlite:///{root}/gradebook.db", "course_llm")
+    """The gradebook of a course folder, wherever its configuration has it."""
+    return Course(root).api().gradebook
 
 
 def prepare(root: Path) -> None:
