@@ -114,7 +114,7 @@ class Regrade:
 
     def grade(self, workers: int, keep: bool, advance: Callable[[SubmissionReport], None]) -> Comparison:
         """Grades what is left and compares; with `keep`, what is finished outlives this process."""
-        with self._keeping() if keep else contextlib.nullcontext() as keeping:
+        with self._keeping() if keep and self.left else contextlib.nullcontext() as keeping:
             for report in grading.grade_many(self.stem, self.left, self.options, None, workers):
                 self.new[report.submission] = report
                 if keeping:
@@ -131,9 +131,10 @@ class Regrade:
 
     def write(self) -> None:
         """Writes all that was graded into the gradebook and the notebooks, one submission at a time."""
-        with self.course.writer(self.stem) as writer:
-            for name, report in self.new.items():
-                writer.write(report, self.files[name], self.prints[name])
+        if self.new:
+            with self.course.writer(self.stem) as writer:
+                for name, report in self.new.items():
+                    writer.write(report, self.files[name], self.prints[name])
         self.journal.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.journal.parent.rmdir()
@@ -224,7 +225,7 @@ def print_comparison(found: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False, emoji=False)  # a folder's name is a student's to choose
+    console = Console(markup=False, emoji=False, highlight=False)  # a folder's name is a student's to choose
     moved = [change for change in found.changes if change.in_points]
     if moved:
         table = Table(

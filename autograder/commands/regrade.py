@@ -54,9 +54,10 @@ def run_regrade(arguments: argparse.Namespace) -> int:
             found = regrade.grade(workers, arguments.write, advance)
         if not arguments.json:
             print_comparison(found)
-        written = bool(regrade.new) and (arguments.write or agreed(arguments, len(regrade.new)))
-        if written:
+        wanted = arguments.write or (regrade.new and agreed(arguments, len(regrade.new)))
+        if wanted:
             regrade.write()
+        written = bool(wanted and regrade.new)
     except (SandboxError, CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
     if arguments.json:
@@ -72,7 +73,8 @@ def agreed(arguments: argparse.Namespace, count: int) -> bool:
     """Whether somebody at a terminal says yes."""
     if arguments.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
+    print(f"Write these {count} submissions? [y/N] ", end="", flush=True)
     try:
-        return input(f"Write these {count} submissions? [y/N] ").strip().lower() in ("y", "yes")
+        return input().strip().lower() in ("y", "yes")
     except EOFError:
         return False
