@@ -18,12 +18,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from course_llm import decoding
-from course_llm.caches import Cache, GrowingCache, RollingCache, StaticCache
+from course_llm.caches import Cache, ChunkedCache, GrowingCache, RollingCache, StaticCache
 from course_llm.compact_caches import PagedCache, QuantizedCache
 from course_llm.model import Decoder
 from course_llm.tokenizer import CourseTokenizer
 
-CACHE_KINDS = ("growing", "static", "fixed", "rolling", "int8", "paged")
+CACHE_KINDS = ("growing", "chunked", "static", "fixed", "rolling", "int8", "paged")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def make_cache(
     """Builds one of the caches by name.
 
     Args:
-        kind: growing, static, fixed (static with fixed addresses), rolling, int8 or paged.
+        kind: growing, chunked, static, fixed (static with fixed addresses), rolling, int8 or paged.
         model: gives the sizes, and dtype and device where they are not given.
         batch: rows.
         room: tokens per row, padding included.
@@ -103,6 +103,8 @@ def make_cache(
     dtype, device, config = dtype or weight.dtype, device or weight.device, model.config
     if kind == "growing":
         return GrowingCache(config, batch, dtype, device)
+    if kind == "chunked":
+        return ChunkedCache(config, batch, dtype, device)
     if kind in ("static", "fixed"):
         return StaticCache(config, batch, room, dtype, device, fixed=kind == "fixed")
     if kind == "rolling":

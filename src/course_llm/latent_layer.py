@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from course_llm.layers import Linear, RMSNorm, Step, rotate
+from course_llm.layers import Linear, RMSNorm, Step, rotate, seen_weights
 
 LATENT_NORM_EPS = 1e-6  # DeepSeek's, whatever the eps of the other norms
 
@@ -94,11 +94,6 @@ class LatentAttention(nn.Module):
         keys, positions = c[:, 0], k_r[:, 0]
         scores = torch.bmm(rows[..., : self.d_c], keys.mT) + torch.bmm(rows[..., self.d_c :], positions.mT)
         scores = scores.unflatten(1, shape[1:])
-        if step.mask is not None:
-            # a row without any key (padding) must come out as 0, not as NaN
-            scores = scores.masked_fill(~step.mask, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(c.dtype)
-        if step.mask is not None:
-            weights = weights.masked_fill(~step.mask, 0)
+        weights = seen_weights(scores, step.mask)
         seen = torch.bmm(weights.flatten(1, 2), keys).unflatten(1, shape[1:])  # (batch, heads, queries, d_c)
         return seen @ w_uv.mT

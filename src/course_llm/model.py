@@ -276,7 +276,7 @@ class Decoder(nn.Module):
             allowed = allowed & (keys > slots.unsqueeze(-1) - self.config.window)
         allowed = allowed[None, None]
         if real is not None:
-            allowed = allowed & real[:, keys.clamp(min=0)][:, None, None]
+            allowed = allowed & real[:, keys.clamp(0, real.shape[1] - 1)][:, None, None]
         if document_ids is not None:
             allowed = allowed & (document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2))[:, None]
         return allowed

@@ -1,0 +1,80 @@
+"""Weights laid out in memory for decoding on a CPU: the same numbers, in the order in which a few rows read them.
+
+A decode step multiplies one row per sequence with every weight, so that reading the weights is most of its
+time. The library's product of a single row reads a matrix fastest along its outputs, where checkpoints store
+it along its inputs. With several rows the product reads blocks of both, and oneDNN has a format for them.
+Which is best depends on the number of rows: `prepack_weights` is told how many there will be.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from course_llm.layers import Linear
+from course_llm.model import Decoder
+
+PLAIN = ("kv_up",)  # absorbed latent attention works with the weight itself
+
+
+class BlockedLinear(nn.Module):
+    """A linear layer, for inference, whose weight lies in oneDNN's blocks.
+
+    Args:
+        linear: gives weight and bias; both are shared with it, the blocks are a copy.
+        rows: of the input that the blocks are chosen for; others give the same result, not as fast.
+    """
+
+    def __init__(self, linear: nn.Linear, rows: int) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.blocks = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        return torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
+
+
+def along_outputs(linear: nn.Linear) -> nn.Linear:
+    """Returns the layer with its weight stored along the outputs: shape and values stay, the strides change."""
+    twin = copy.copy(linear)
+    weight = linear.weight.detach().t().contiguous().t()
+    twin._parameters = {**linear._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
+    return twin
+
+
+@torch.no_grad()
+def prepack_weights(model: Decoder, batch: int) -> Decoder:
+    """Returns a decoder for inference whose matrices are laid out for steps of `batch` rows.
+
+    The logits are those of the model up to rounding, for any input. The matrices are copied as they are now; everything
+    else is shared with the model. On other devices than a CPU, and where PyTorch was built without oneDNN, the
+    model's own layers are used.
+
+    Args:
+        model: stays as it is.
+        batch: sequences that will be decoded together.
+
+    Raises:
+        ValueError: batch is below 1.
+    """
+    if batch < 1:
+        raise ValueError(f"prepack_weights needs batch >= 1, got batch={batch}")
+    weight = model.embedding.weight
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+
+    def lay_out(name: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, Linear) and name not in PLAIN:
+            if batch > 1 or half:
+                # blocks for fewer than 16 rows are slower for some numbers of rows, and faster for none
+                return BlockedLinear(module, max(batch, 16))
+            # a narrow output is read faster as it is
+            return along_outputs(module) if module.out_features >= module.in_features else module
+        twin = copy.copy(module)
+        twin._modules = {name: child and lay_out(name, child) for name, child in module._modules.items()}
+        return twin
+
+    blocks = torch.backends.mkldnn.is_available() and weight.dtype != torch.float64
+    return lay_out("", model) if weight.device.type == "cpu" and (blocks or batch == 1) else model
