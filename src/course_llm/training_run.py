@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_llm import corpus
 from course_llm.checkpoints import fill, load_tensors, save_model, save_tensors
@@ -24,6 +22,7 @@ from course_llm.model import Decoder
 from course_llm.recipe import Recipe, as_plain, difference, warm_stable_decay
 from course_llm.training_data import TokenStream, bits_per_byte
 from course_llm.training_reports import LOG_COLUMNS, matmul_peak, progress, step_flops, write_log
+from course_llm.training_step import Objective, make_optimizer, training_step
 from course_llm.workers import join, shard_all, shard_like, whole
 
 QUICK_VALIDATION_DOCUMENTS = 150  # while training; the last figure is over all of them
@@ -44,18 +43,6 @@ class Result:
     step: int
     rows: list[dict[str, Any]]
     validation_bits_per_byte: float | None
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = True) -> torch.optim.AdamW:
-    """Builds AdamW in which matrices decay and vectors (norms, biases) do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    training = recipe.training
-    groups = [
-        {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=training.peak_lr, betas=training.betas, eps=training.eps, fused=fused)
 
 
 class Trainer:
@@ -95,9 +82,10 @@ class Trainer:
         self.precision: torch.dtype = getattr(torch, training.precision)
         wide = torch.promote_types(self.precision, torch.float32)  # bfloat16 is for matrix products alone
         self.model = Decoder(recipe.model, seed=training.seed).to(self.device, wide)
-        wrapped = self.workers.wrap(self.model)
-        self.run_model: Any = torch.compile(wrapped) if compile else wrapped
-        self.optimizer = make_optimizer(self.model, recipe, fused=parallel != "fsdp")
+        wrapped = self.workers.wrap(Objective(self.model, self.precision))
+        self.objective: Any = torch.compile(wrapped) if compile else wrapped
+        rules = (training.peak_lr, training.betas, training.eps, training.weight_decay)
+        self.optimizer = make_optimizer(self.model, *rules, fused=parallel != "fsdp")
         self.step, self.elapsed_s = 0, 0.0
         self.rows: list[dict[str, Any]] = []
         self.losses: list[Tensor] = []  # since the last line of the log
@@ -106,29 +94,19 @@ class Trainer:
         """Does one optimizer step; returns the mean loss per token and the gradients' norm, on the device."""
         training = self.recipe.training
         inputs, targets = self.stream.batch(self.step * training.rows, training.rows)
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
-        total, parts = torch.zeros((), device=self.device), training.accumulate
-        for part, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            with self._autocast():
-                logits = self.run_model(self.workers.share(part))
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            # all parts have as many tokens, so the mean of their means is the mean per token
-            loss = F.cross_entropy(logits.flatten(0, 1), self.workers.share(wanted).flatten()) / parts
-            loss.backward()
-            total += loss.detach()
-        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip))
+        parts = training.accumulate
+        batches = [
+            tuple(self.workers.share(part).to(self.device) for part in pair)
+            for pair in zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+        ]
         shape = (training.peak_lr, training.warmup_steps, self.recipe.steps, training.decay_share)
         for group in self.optimizer.param_groups:
             group["lr"] = warm_stable_decay(self.step, *shape)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        loss, norm = training_step(
+            self.objective, self.model.parameters(), self.optimizer, batches, training.clip
+        )
         self.step += 1
-        return self.workers.mean(total), norm
-
-    def _autocast(self) -> Any:
-        if self.precision != torch.bfloat16:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.precision)
+        return self.workers.mean(loss), whole(norm)
 
     # -- the run ----------------------------------------------------------------------------------
 

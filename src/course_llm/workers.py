@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_llm.model import Decoder
+from course_llm.training_step import Objective
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,22 @@ class Workers:
             value = value / self.world
         return value
 
-    def wrap(self, model: Decoder) -> Any:
+    def wrap(self, objective: Objective) -> Any:
         """Prepares a model, the same in every process, for parallel training; returns what is to be called."""
+        model = objective.model
         if self.kind == "ddp":
             devices = [model.embedding.weight.device] if model.embedding.weight.is_cuda else None
-            return nn.parallel.DistributedDataParallel(model, device_ids=devices)
+            return nn.parallel.DistributedDataParallel(objective, device_ids=devices)
         if self.kind == "fsdp":
             from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
+            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
             mesh = init_device_mesh(model.embedding.weight.device.type, (self.world,))
             for block in model.blocks:
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        return model
+            register_fsdp_forward_method(model, "hidden")  # the loss calls it in place of forward
+        return objective
 
     def wait(self) -> None:
         """Waits until every process has come here."""
