@@ -70,7 +70,19 @@ bench: install sandbox ## measure grading against stock nbgrader, side by side
 lock: ## write requirements.txt from what is installed
 	@$(BIN)/python scripts/lock.py
 
+pdf: book browser ## the whole book as _build/course_llm.pdf
+	@$(BIN)/python scripts/print_book.py pdf
+
+epub: book browser ## the whole book as _build/course_llm.epub
+	@$(BIN)/python scripts/print_book.py epub
+
+zip: book ## the built site as _build/course_llm.zip, which works without a network
+	@$(BIN)/python -c "import shutil; shutil.make_archive('_build/course_llm', 'zip', '_build/html')"
+
+lighthouse: book browser ## audit every page with Lighthouse (needs npm; PAGES=... for some)
+	@$(BIN)/python scripts/lighthouse.py $(PAGES)
+
 clean: ## remove what was built (not the course folder)
 	rm -rf _build build dist *.egg-info
 
-.PHONY: help install sandbox browser sync gate book class course serve test lint bench lock clean
+.PHONY: help install sandbox browser sync gate book class course serve test lint bench lock pdf epub zip lighthouse clean

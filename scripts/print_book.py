@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRACT = Path(__file__).with_name("print_page.js")
 STYLE = Path(__file__).with_name("print_book.css")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-FOOTER = (
-    '<div style="width:100%;font:8pt sans-serif;color:#444;text-align:center"><span class="pageNumber"></span></div>'
-)
+FOOTER = '<div style="width:100%;font:8pt sans-serif;color:#444;text-align:center"><span class="pageNumber"></span></div>'
 LIVE_WORDS = re.compile(r'<div class="live-figure"[^>]*>\s*<p>(.*?)</p>', re.DOTALL)
 MARGINS = {"top": "18mm", "bottom": "20mm", "left": "20mm", "right": "20mm"}
 TYPES = {".svg": "image/svg+xml", ".png": "image/png", ".woff2": "font/woff2", ".css": "text/css"}
@@ -58,7 +56,9 @@ def collect(chromium, site, pages):
         tab.goto((site / f"{page}.html").as_uri())
         tab.wait_for_load_state("networkidle")
         words = LIVE_WORDS.findall((site / f"{page}.html").read_text(encoding="utf-8"))
-        article = tab.evaluate(script, [page, [name for _, _, name in pages], [html.unescape(one) for one in words]])
+        article = tab.evaluate(
+            script, [page, [name for _, _, name in pages], [html.unescape(one) for one in words]]
+        )
         articles.append(article | {"level": level, "part": caption, "page": page})
         tab.close()
     context.close()
@@ -95,7 +95,9 @@ def document(articles, config, styles, numbers):
         f"<p>{html.escape(dated)}</p><p>Code under the MIT licence, text and figures under CC BY 4.0. The online edition has "
         "the live figures, the answers to the quizzes and the exercise notebooks.</p></header>"
     )
-    body = "".join(f'<article class="bd-article level-{one["level"]}">{one["html"]}</article>' for one in articles)
+    body = "".join(
+        f'<article class="bd-article level-{one["level"]}">{one["html"]}</article>' for one in articles
+    )
     return (
         f'<!DOCTYPE html><html lang="en" data-theme="light" data-mode="light"><head><meta charset="utf-8"><title>{title}</title>'
         f"{styles}<style>{STYLE.read_text(encoding='utf-8')}</style></head><body>{cover}{contents(articles, numbers)}"
@@ -139,7 +141,11 @@ def make_pdf(chromium, site, articles, config, target):
     numbers = page_numbers(printed(chromium, site, document(articles, config, styles, {})))
     data = printed(chromium, site, document(articles, config, styles, numbers))
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(data)))
-    titles = [config["title"], "Contents", *(one["text"] for article in articles for one in article["headings"])]
+    titles = [
+        config["title"],
+        "Contents",
+        *(one["text"] for article in articles for one in article["headings"]),
+    ]
     name_outline(writer.get_outline_root(), iter(titles))
     writer.add_metadata({"/Title": config["title"], "/Author": config["author"]})
     writer.page_mode = "/UseOutlines"
@@ -174,7 +180,10 @@ def make_epub(site, articles, config, target):
         book.writestr("mimetype", "application/epub+zip", zipfile.ZIP_STORED)
         book.writestr("META-INF/container.xml", CONTAINER)
         add = functools.partial(book.writestr, compress_type=zipfile.ZIP_DEFLATED)
-        add("book/package.opf", package(config, identifier, files, pictures, max(one["updated"] for one in articles)))
+        add(
+            "book/package.opf",
+            package(config, identifier, files, pictures, max(one["updated"] for one in articles)),
+        )
         add("book/nav.xhtml", xhtml("Contents", navigation(articles)))
         add("book/style.css", STYLE.with_name("epub.css").read_text(encoding="utf-8"))
         for name, text in files.items():
@@ -182,7 +191,7 @@ def make_epub(site, articles, config, target):
         for name in pictures:
             data = (site / name).read_bytes()
             if name.endswith(".svg"):
-                data = re.sub(rb'<path(?![^>]*\sd=)', b'<path d=""', data)  # a blank glyph has no outline
+                data = re.sub(rb"<path(?![^>]*\sd=)", b'<path d=""', data)  # a blank glyph has no outline
             add(f"book/{name}", data)
     return len(files)
 
@@ -232,7 +241,9 @@ def package(config, identifier, files, pictures, updated):
             f'<item id="{name.removesuffix(".xhtml")}" href="{name}" media-type="application/xhtml+xml"{properties}/>'
         )
     for number, name in enumerate(pictures):
-        manifest.append(f'<item id="picture-{number}" href="{name}" media-type="{TYPES[Path(name).suffix]}"/>')
+        manifest.append(
+            f'<item id="picture-{number}" href="{name}" media-type="{TYPES[Path(name).suffix]}"/>'
+        )
     spine = "".join(f'<itemref idref="{name.removesuffix(".xhtml")}"/>' for name in files)
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<package xmlns="http://www.idpf.org/2007/opf" version="3.0" unique-identifier="id" '
@@ -249,8 +260,10 @@ def package(config, identifier, files, pictures, updated):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("formats", nargs="*", choices=["pdf", "epub"], help="default: both")
-    parser.add_argument("--site", type=Path, default=ROOT / "_build" / "html", help="folder of the built site")
+    parser.add_argument("format", nargs="?", choices=["pdf", "epub", "both"], default="both")
+    parser.add_argument(
+        "--site", type=Path, default=ROOT / "_build" / "html", help="folder of the built site"
+    )
     parser.add_argument("--pages", nargs="+", help="these pages alone, such as book/decoding")
     parser.add_argument("--out", type=Path, default=ROOT / "_build", help="folder to write course_llm.* to")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
@@ -264,7 +277,7 @@ def main():
         return 2
     if not Path(given.chromium).exists():
         print(f"{given.chromium} is missing. Run: make browser", file=sys.stderr)
-        return 2
+        return 1
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     pages = toc_pages(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
     if given.pages:
@@ -276,7 +289,7 @@ def main():
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=given.chromium, args=FLAGS)
         articles = collect(chromium, given.site.resolve(), pages)
-        for kind in given.formats or ["pdf", "epub"]:
+        for kind in ["pdf", "epub"] if given.format == "both" else [given.format]:
             target = given.out / f"course_llm.{kind}"
             if kind == "pdf":
                 count = make_pdf(chromium, given.site.resolve(), articles, config, target)

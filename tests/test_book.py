@@ -297,12 +297,12 @@ def test_page_is_executed_again_when_a_module_it_uses_has_changed(tmp_path, monk
 
 
 def test_links_to_services_follow_the_repository_setting():
-    import course_site
+    import ways_to_run
 
     def links(url):
         options = {"repository_url": url, "repository_branch": "main"}
-        config = types.SimpleNamespace(html_theme_options=options)
-        return dict(course_site.run_links(config, "exercises/decoding/decoding.ipynb"))
+        config = types.SimpleNamespace(html_theme_options=options, course_jupyterhub_url="")
+        return dict(ways_to_run.run_links(config, "exercises/decoding/decoding.ipynb"))
 
     assert links("") == {}
     assert links("https://github.com/owner/name") == {

@@ -23,14 +23,13 @@ from docutils.statemachine import StringList
 from sphinx.addnodes import toctree
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
-from ways_to_run import repository, run_links
+from ways_to_run import SHEET, repository
 
 import course_llm
 
 logger = logging.getLogger(__name__)
 PACKAGE = Path(course_llm.__file__).parent
 CODE_CELL = re.compile(r"^```+\{code-cell\}[^\n]*\n(.*?)^```+", re.MULTILINE | re.DOTALL)
-SHEET = re.compile(r"^```\{exercise-sheet\} (\w+)\n```$", re.MULTILINE)
 IMPORT = re.compile(
     r"^\s*(?:from course_llm(?:\.(\w+))? import ([\w, ]+)|import course_llm\.(\w+))", re.MULTILINE
 )
@@ -158,7 +157,6 @@ def exercise_sheet(app, stem):
         logger.warning("%s is missing; `make sync` writes it", relative, location=app.env.docname)
         return ""
     parts = [f"- {{download}}`Download the notebook </{relative}>`"]
-    parts += [f"- [{words}]({url})" for words, url in run_links(app.config, relative)]
     parts.append("")
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

@@ -14,6 +14,7 @@ import nbformat
 import page_notebook
 from docutils import nodes
 
+SHEET = re.compile(r"^```\{exercise-sheet\} (\w+)\n```$", re.MULTILINE)
 GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
@@ -52,24 +53,35 @@ def run_links(config, path, branch=None):
 
 def notebook_path(app, page):
     """Where a page's notebook is, in the built site and in the branch of notebooks; None for a page without cells."""
-    source = Path(app.env.doc2path(page))
-    if source.suffix != ".md" or not page_notebook.is_notebook(source.read_text(encoding="utf-8")):
-        return None
-    return f"{page}.ipynb"
+    source = page_source(app, page)
+    return f"{page}.ipynb" if page_notebook.is_notebook(source) else None
+
+
+def page_source(app, page):
+    path = Path(app.env.doc2path(page))
+    return path.read_text(encoding="utf-8") if path.suffix == ".md" else ""
+
+
+def page_links(app, page):
+    """Names and addresses of all ways to run a page; the first leads to a file of the site, if it has no host."""
+    if path := notebook_path(app, page):
+        services = run_links(app.config, path, app.config.course_notebooks_branch)
+        return [("Download as notebook", Path(path).name), *services]
+    if sheet := SHEET.search(page_source(app, page)):  # the page itself has the link to download
+        return run_links(app.config, f"exercises/{sheet[1]}/{sheet[1]}.ipynb")
+    return []
 
 
 def add_links(app, doctree, page):
     """Puts the ways to run a page under its title."""
-    path = notebook_path(app, page) if app.builder.format == "html" else None
     titles = [title for title in doctree.findall(nodes.title) if isinstance(title.parent, nodes.section)]
-    if path is None or not titles or app.builder.name == "epub":
+    links = page_links(app, page) if app.builder.name in ("html", "dirhtml") and titles else []
+    if not links:
         return
-    links = [("Download as notebook", Path(path).name)]
-    links += run_links(app.config, path, app.config.course_notebooks_branch)
     line = nodes.paragraph("", classes=["run-links"])
     for number, (words, address) in enumerate(links):
         line += nodes.Text(" · " if number else "")
-        line += nodes.reference("", words, refuri=address, internal=not number)
+        line += nodes.reference("", words, refuri=address, internal="://" not in address)
     section = titles[0].parent
     section.insert(section.index(titles[0]) + 1, line)
 
