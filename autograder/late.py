@@ -12,7 +12,8 @@ import math
 from typing import Any
 
 from nbgrader.plugins import BasePlugin
-from traitlets import Float
+from nbgrader.preprocessors import AssignLatePenalties
+from traitlets import Float, TraitError
 
 DAY_S = 24 * 3600
 
@@ -36,3 +37,15 @@ class LatePolicy(BasePlugin):
             return None
         percent = min(self.max_percent, self.percent_per_day * math.ceil(late_s / DAY_S))
         return score * percent / 100
+
+
+def check_policy(parent: Any) -> None:
+    """Makes the late policy of a configuration once, so that a wrong setting is known before anything is graded.
+
+    Raises:
+        ValueError: it cannot be made; the message says which setting.
+    """
+    try:
+        AssignLatePenalties(parent=parent).init_plugin()
+    except (TraitError, ImportError, AttributeError) as error:
+        raise ValueError(f"the late policy cannot be used: {error}") from None
