@@ -128,7 +128,8 @@ def complaints_of(stem: str) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Checks the chapters and prints what is wrong; exit code 1 if anything is."""
-    chosen = (sys.argv[1:] if argv is None else argv) or sync.solution_stems()
+    given = sys.argv[1:] if argv is None else argv
+    chosen = given or sync.solution_stems()
     for stem in chosen:
         if stem not in sync.solution_stems() or stem not in judge.stems():
             print(
@@ -148,6 +149,10 @@ def main(argv: list[str] | None = None) -> int:
             if not complaints:
                 counts = [len(e.near_misses) for e in judge.exercises(stem).values()]
                 console.print(f"{stem}: {len(counts)} exercises and {sum(counts)} near-misses hold together")
+    for path, text in ({} if given else sync.ungraded_notebooks()).items():
+        if not path.exists() or path.read_text() != text:
+            wrong += 1
+            console.print(f"{path.relative_to(sync.ROOT)} is stale: run `make sync`", markup=False)
     return 1 if wrong else 0
 
 

@@ -27,7 +27,8 @@ from course_llm.model import Decoder, ModelConfig
 from course_llm.tokenizer import load_tokenizer
 from course_llm.training_data import bits_per_byte
 
-STEPS = int(os.environ.get("COURSE_LLM_RUN_STEPS", 3000))  # of 512 tokens each; fewer if you are in a hurry
+SHARE = float(os.environ.get("COURSE_LLM_RUN_SHARE", 1))  # 0.01 runs a hundredth of everything, to see that it works
+STEPS = round(3000 * SHARE)  # of 512 tokens each
 torch.set_num_threads(min(2, torch.get_num_threads()))  # more are of no use to matrices this small
 
 # %% [markdown]
@@ -57,7 +58,7 @@ print(f"{len(documents):,} documents, {corpus.byte_count(documents) / 1e6:.2f} M
 # %%
 config = ModelConfig(tokenizer.vocab, d_hidden=128, layers=4, heads=4, d_ff=512, context=128, feed_forward="gelu", qk_norm=True)
 model = Decoder(config, seed=1)
-held_out = corpus.validation_documents()
+held_out = corpus.validation_documents()[: round(1508 * SHARE)]
 prompts = ["Marfan syndrome:", "hepatocyte:", "left ventricle:"]
 
 
@@ -129,8 +130,8 @@ def train_step(net, optimizer, step, generator):
 
 
 # %% [markdown]
-# How long will it take? A few steps of a model that is thrown away tell; on a busy machine one thread may be faster than two. If it is too long for you, choose a
-# smaller `STEPS` above: the schedule follows, so a shorter run is a whole run and not a broken-off one.
+# How long will it take? A few steps of a model that is thrown away tell; on a busy machine one thread may be faster than two. If it is too long for you, choose fewer
+# `STEPS` above: the schedule follows, so a shorter run is a whole run and not a broken-off one.
 
 
 # %%
@@ -186,7 +187,7 @@ plot, start = LossPlot(), time.perf_counter()
 for step in range(STEPS):
     plot.add(train_step(net, optimizer, step, generator), done=step == STEPS - 1)
 training_s = time.perf_counter() - start
-print(f"{training_s / 60:.1f} minutes, {STEPS * BATCH * BLOCK / training_s:,.0f} tokens/s")
+print(f"{training_s / 60:.1f} minutes, {STEPS * BATCH * BLOCK / training_s:,.0f} tokens/s, loss from {plot.losses[0]:.2f} to {sum(plot.losses[-20:]) / len(plot.losses[-20:]):.2f}")
 
 # %% [markdown]
 # ## The model, after
@@ -217,8 +218,8 @@ show_samples()
 # %%
 save_model("my_model.safetensors", model, steps=STEPS, validation_bits_per_byte=bits)
 again = load_model("my_model.safetensors")
-print(f"{os.path.getsize('my_model.safetensors') / 1e6:.1f} MB in float16; read again: {bits_per_byte(again, held_out[:200], tokenizer, 128):.3f} bits per byte "
-      f"on the first 200 documents, {bits_per_byte(model, held_out[:200], tokenizer, 128):.3f} before")
+before, after = (bits_per_byte(who, held_out[:100], tokenizer, 128) for who in (model, again))
+print(f"{os.path.getsize('my_model.safetensors') / 1e6:.1f} MB in float16; {before:.3f} bits per byte on the first documents before, {after:.3f} from the file")
 
 # %% [markdown]
 # ## What next

@@ -128,8 +128,8 @@ named = Counter(symbol for answer in answers for symbol in set(re.findall(r"\b[A
 print(f"{sum(right)} of {len(right)} answers name FBN1 or fibrillin; written like genes: {dict(named)}")
 
 # %% [markdown]
-# Does the model at least *know* that it does not know? We let it begin with the right sentence, up to the name, and look at its probabilities. The first piece of FBN1 competes with all
-# other ways to go on:
+# Does it at least leave the truth a chance? We give it the beginning of a right answer and ask how probable several ways to go on are, the true one among them. (The
+# probability of a text is the product over its tokens; in nats, the sum of the losses.)
 
 # %%
 start = [*prompt_of(QUESTION), *tokenizer.encode("Marfan syndrome is caused by mutations in the gene")]
@@ -137,26 +137,31 @@ most_probable(start)
 
 
 @torch.no_grad()
-def nats_per_token(ids, continuation):
-    """Returns the mean negative log-probability of a continuation, per token."""
+def nats(ids, continuation):
+    """Returns the negative log-probability of a continuation."""
     tail = tokenizer.encode(continuation)
     logits = model(torch.tensor([[*ids, *tail]]))[0, len(ids) - 1 : -1]
-    return torch.nn.functional.cross_entropy(logits, torch.tensor(tail)).item()
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(tail), reduction="sum").item()
 
 
 for protein in ("fibrillin", "collagen", "actin", "insulin"):
-    print(f"{nats_per_token(start, ' that codes for the protein ' + protein):.2f} nats per token if the protein is {protein}")
+    print(f"{nats(start, ' that codes for the protein ' + protein):5.2f} nats for {protein}")
 
 # %% [markdown]
-# A model that answers wrongly gives no sign of it in its style, since style is what it has learned best. It has seen thousands of sentences of the form "... is caused by mutations in the gene ..." and
-# can write one about any disease. Which name belongs there stands in few of them, and 135 million parameters do not keep everything. Large models are right about FBN1, and
-# wrong in the same way about what is rarer.
+# The truth is in there, as one possibility among others. The model has read many sentences of the form "... is caused by mutations in the gene ..." and can write one about any disease; which name
+# belongs there stands in few of them. Its style is no sign of what it knows, since style is what it has learned best.
+#
+# What if it need not remember? We put the definition from above before the question:
+
+# %%
+print(ask(f"{definition}\n\n{QUESTION}")[0])
+
+# %% [markdown]
+# To copy from what stands before it is another skill than to remember, and one that even a small model has. This is why medical systems let a model read a source, and why their
+# answers should cite it. It is no guarantee: change the question a little, and see.
 #
 # ## What next
 #
 # - Ask about a disease that does not exist ("Which gene is mutated in Halvorsen-Lind syndrome?"). Does it say so?
 # - Lower the temperature, or set `top_p` to 0.5: do the answers become truer, or only more alike?
-# - Put the definition above into the question. What changes when the model may read instead of remember?
-
-# %%
-print(ask(f"{definition}\n\n{QUESTION}")[0])
+# - Give it the definition of another disease and ask about Marfan syndrome.

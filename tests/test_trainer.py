@@ -3,11 +3,8 @@
 import json
 import math
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -97,52 +94,6 @@ def test_resume_is_bit_identical(recipe_path, tmp_path, precision):
     untimed = ("step", "tokens", "lr", "validation_bits_per_byte")
     at_end = [{name: result.rows[-1][name] for name in untimed} for result in (whole, parts)]
     assert at_end[0] == at_end[1]
-
-
-def test_killed_at_random_moments_the_run_reaches_the_same_weights(recipe_path, tmp_path):
-    """Kills the command with SIGKILL again and again until a run gets through."""
-    longer = (
-        recipe_path.read_text()
-        .replace("tokens = 1920", "tokens = 9600")
-        .replace("_every = 3\n", "_every = 1\n")
-    )
-    recipe_path.write_text(longer)
-    whole = pretrain_from_recipe(recipe_path)
-    out = tmp_path / "out"
-    script = f"from course_llm.trainer import main; raise SystemExit(main([{str(recipe_path)!r}, '--out', {str(out)!r}, "
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    generator = random.Random(0)
-    kills = 0
-    for _ in range(12):
-        resume = "'--resume'" if (out / "checkpoint.safetensors").exists() else ""
-        command = [sys.executable, "-c", script + resume + "]))"]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        before = _step(out)
-        deadline = time.monotonic() + 60
-        while process.poll() is None and _step(out) <= before and time.monotonic() < deadline:
-            time.sleep(0.01)  # a run that is killed before its first checkpoint tests nothing
-        time.sleep(generator.random() * 0.3)
-        if process.poll() is None and kills < 2:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-            load_tensors(out / "checkpoint.safetensors")  # whole at every moment
-            continue
-        assert process.wait(timeout=300) == 0, process.stderr.read().decode()
-        break
-    assert kills >= 1
-    state = load_tensors(out / "checkpoint.safetensors")[0]
-    found = {name[6:]: tensor for name, tensor in state.items() if name.startswith("model.")}
-    assert_same(weights(whole.model), found)
-
-
-def _step(out: Path) -> int:
-    try:
-        return load_tensors(out / "checkpoint.safetensors")[1]["step"]
-    except ValueError:
-        return -1
 
 
 PARALLEL = """
@@ -311,6 +262,20 @@ def test_bundled_model_reaches_its_figure_here():
         ("corpus.txt", "nothing.txt", "nothing.txt"),
         ("rows = 4", 'rows = 4\nprecision = "int4"', "int4"),
         ("rows = 4", "rows = 4\naccumulate = 3", "accumulate=3"),
+        ("rows = 4", 'rows = "4"', "training.rows as a whole number, got '4'"),
+        ("d_hidden = 16", 'd_hidden = "16"', "model.d_hidden as a whole number, got '16'"),
+        ("d_hidden = 16", "d_hidden = 16\nrope_base = true", "model.rope_base as a number, got True"),
+        ("seed = 3", "seed = true", "training.seed as a whole number, got True"),
+        ("seed = 3", 'peak_lr = "fast"', "training.peak_lr as a number"),
+        ("seed = 3", "peak_lr = 0", "training.peak_lr > 0"),
+        ("seed = 3", "prompts = [1]", "training.prompts as text in quotes, got 1"),
+        ("seed = 3", "betas = [0.9]", "training.betas as a list of 2"),
+        ("seed = 3", "betas = [0.9, 1.0]", "0 <= beta < 1"),
+        ("warmup_steps = 4", "warmup_steps = -1", "warmup_steps >= 0"),
+        ('"corpus.txt"', "3", "data.corpus as text in quotes"),
+        ("validation_share = 0.2", 'validation_share = "a"', "validation_share as a number"),
+        ("validation_share = 0.2", "validation_share = 2", "share=2"),
+        ("[data]", "data = 3\n[dat]", "a table [data]"),
     ],
 )
 def test_bad_recipes_are_refused_in_one_line(recipe_path, tmp_path, capsys, old, new, words):
@@ -319,6 +284,35 @@ def test_bad_recipes_are_refused_in_one_line(recipe_path, tmp_path, capsys, old,
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1 and "Traceback" not in error
     assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("empty.txt", b"\n\n", "empty corpus"),
+        ("picture.txt", b"\x89PNG\r\n\x1a\n\x00\xff", "needs UTF-8 text"),
+        ("broken.txt.xz", b"no xz", "needs UTF-8 text"),
+        ("short.txt", b"cell: small\n", "more than context=16 tokens"),
+    ],
+)
+def test_bad_corpora_are_refused_in_one_line(recipe_path, tmp_path, capsys, name, data, words):
+    (tmp_path / name).write_bytes(data)
+    recipe_path.write_text(recipe_path.read_text().replace("corpus.txt", name))
+    assert main([str(recipe_path), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_devices_and_threads_that_are_not_there(recipe_path, tmp_path, capsys, monkeypatch):
+    out = ["--out", str(tmp_path / "out")]
+    assert main([str(recipe_path), *out, "--device", "abacus"]) == 1
+    error = capsys.readouterr().err
+    assert "that this machine has, got abacus" in error and error.count("\n") == 1
+    with pytest.raises(SystemExit) as caught:
+        main([str(recipe_path), *out, "--threads", "0"])
+    assert caught.value.code == 2 and "--threads needs at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten(recipe_path, tmp_path, capsys):

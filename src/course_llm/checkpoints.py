@@ -39,6 +39,8 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # or the rename could reach the disk before the data
         os.replace(temporary, path)
+        for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -15,6 +15,9 @@ from course_llm.model import ModelConfig
 from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 
 RECIPE_PATH = corpus.DATA / "recipe.toml"
+POSITIVE = ("tokens", "rows", "accumulate", "log_every", "validate_every", "sample_every", "checkpoint_every")
+EXAMPLES = {"int": 0, "float": 0.0, "str": ""}  # of what a setting's annotation asks for
+LOWEST = dict.fromkeys(POSITIVE, 1) | {"warmup_steps": 0, "weight_decay": 0}
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,14 @@ class Training:
     prompts: tuple[str, ...] = ("Marfan syndrome:",)
 
     def __post_init__(self) -> None:
-        for name in (
-            "tokens",
-            "rows",
-            "accumulate",
-            "log_every",
-            "validate_every",
-            "sample_every",
-            "checkpoint_every",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"a recipe needs training.{name} >= 1, got {getattr(self, name)}")
+        for name, lowest in LOWEST.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"a recipe needs training.{name} >= {lowest}, got {getattr(self, name)}")
+        for name in ("peak_lr", "eps", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"a recipe needs training.{name} > 0, got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"a recipe needs 0 <= beta < 1 for both betas, got {list(self.betas)}")
         if self.rows % self.accumulate:
             raise ValueError(
                 f"a recipe needs rows % accumulate == 0, got rows={self.rows}, accumulate={self.accumulate}"
@@ -74,6 +74,23 @@ class Training:
             raise ValueError(f"a recipe needs 0 <= decay_share <= 1, got {self.decay_share}")
         if self.precision not in ("bfloat16", "float32", "float64"):
             raise ValueError(f"a recipe needs precision bfloat16, float32 or float64, got {self.precision}")
+
+
+def _require_kind(name: str, value: Any, example: Any) -> None:
+    """Raises ValueError unless a value from a recipe is of the same kind as an example; whole numbers do as numbers."""
+    if isinstance(example, tuple):
+        count = 2 if isinstance(example[0], float) else None  # betas; prompts may be any number
+        if not isinstance(value, tuple) or (count and len(value) != count):
+            raise ValueError(
+                f"a recipe needs {name} as a list{f' of {count}' if count else ''}, got {value!r}"
+            )
+        for item in value:
+            _require_kind(f"every item of {name}", item, example[0])
+        return
+    kinds = {int: "a whole number", float: "a number", str: "text in quotes"}
+    fits = isinstance(value, (int, float) if isinstance(example, float) else type(example))
+    if not fits or isinstance(value, bool):
+        raise ValueError(f"a recipe needs {name} as {kinds[type(example)]}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -119,22 +136,40 @@ def read_recipe(path: str | Path) -> Recipe:
         raise ValueError(f"read_recipe needs a readable file, got {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"read_recipe needs TOML, got {path}: {error}") from None
-    data, model, training = (dict(table.pop(name, {})) for name in ("data", "model", "training"))
-    known = {field.name for field in dataclasses.fields(Training)}
-    unknown = [*table, *(set(data) - {"corpus", "tokenizer", "validation_share"}), *(set(training) - known)]
-    if unknown:
-        raise ValueError(f"a recipe has no {unknown[0]}, got it in {path}")
-    lists = {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
+    data, model, training = _checked(table, path)
     names = {name: data.get(name, "shipped") for name in ("corpus", "tokenizer")}
     places = {name: None if value == "shipped" else str(path.parent / value) for name, value in names.items()}
     tokenizer = CourseTokenizer.load(places["tokenizer"]) if places["tokenizer"] else load_tokenizer()
     return Recipe(
         config_from_dict({"vocab": tokenizer.vocab, **model}),
-        Training(**training | lists),
+        Training(**training),
         places["corpus"] or str(corpus.CORPUS_PATH),
         places["tokenizer"],
         data.get("validation_share", corpus.VALIDATION_SHARE),
     )
+
+
+def _checked(table: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns a recipe's tables data, model and training; ValueError where a key or a value's kind is wrong."""
+    for name in ("data", "model", "training"):
+        if not isinstance(table.get(name, {}), dict):
+            raise ValueError(f"a recipe needs a table [{name}], got {table[name]!r} in {path}")
+    data, model, training = (table.pop(name, {}) for name in ("data", "model", "training"))
+    settings = {setting.name: setting.default for setting in dataclasses.fields(Training)}
+    kinds = {"corpus": "", "tokenizer": "", "validation_share": 0.0}
+    unknown = [*table, *(set(data) - set(kinds)), *(set(training) - set(settings))]
+    if unknown:
+        raise ValueError(f"a recipe has no {unknown[0]}, got it in {path}")
+    training |= {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
+    for name, value in data.items():
+        _require_kind(f"data.{name}", value, kinds[name])
+    for name, value in training.items():
+        _require_kind(f"training.{name}", value, settings[name])
+    for setting in dataclasses.fields(ModelConfig):
+        kind = str(setting.type).removesuffix(" | None")
+        if setting.name in model and kind in EXAMPLES:
+            _require_kind(f"model.{setting.name}", model[setting.name], EXAMPLES[kind])
+    return data, model, training
 
 
 def as_plain(recipe: Recipe) -> dict[str, Any]:

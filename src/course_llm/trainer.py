@@ -65,6 +65,7 @@ def pretrain_from_recipe(
             f"{out} holds a checkpoint already: resume it or choose another folder; nothing was changed"
         )
     on_row = tensorboard_writer(Path(out or ".") / "events") if tensorboard else None
+    require_device(device)
     trainer = Trainer(recipe, out, device, compile, parallel, console, on_row)
     try:
         if resume:
@@ -72,6 +73,15 @@ def pretrain_from_recipe(
         return trainer.run(steps)
     finally:
         trainer.workers.leave()
+
+
+def require_device(name: str) -> None:
+    """Raises ValueError unless torch knows a device of this name and can use it here."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
+        words = str(error).splitlines()[0]
+        raise ValueError(f"pretrain needs a device that this machine has, got {name}: {words}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parallel", choices=("ddp", "fsdp"), help="several processes, under torchrun")
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard events")
     arguments = parser.parse_args(argv)
+    if arguments.threads is not None and arguments.threads < 1:
+        parser.error(f"--threads needs at least 1, got {arguments.threads}")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     console = Console()
