@@ -5,6 +5,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 STEM ?= decoding
 COURSE ?= course
 PORT ?= 8000
+HUB_PROXY := 5.1.0
 export PATH := $(BIN):$(PATH)
 export OMP_NUM_THREADS ?= 1
 
@@ -31,6 +32,11 @@ sandbox: ## make sure that bubblewrap is there
 browser: ## make sure that Chromium is there, for the tests
 	@scripts/system_packages.sh chromium=chromium
 
+servers: install ## make sure that PostgreSQL and JupyterHub's proxy are there, for the tests
+	@scripts/system_packages.sh pg_ctlcluster=postgresql node=nodejs npm=npm
+	@test "$$($(BIN)/configurable-http-proxy --version 2>/dev/null)" = $(HUB_PROXY) || \
+		npm install --global --prefix $(VENV) --no-audit --no-fund --loglevel=error configurable-http-proxy@$(HUB_PROXY) > /dev/null
+
 sync: install ## generate notebooks and catalogs from solutions/
 	@$(BIN)/python -m autograder.sync
 
@@ -55,7 +61,7 @@ serve: ## open the built book on http://localhost:$(PORT)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
 	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-test: install sandbox browser ## run the whole test suite
+test: install sandbox browser servers ## run the whole test suite
 	@$(BIN)/ruff check src autograder samples tests solutions scripts
 	@$(MAKE) --no-print-directory gate
 	@$(BIN)/python -m pytest -n auto --dist loadfile
@@ -85,4 +91,4 @@ lighthouse: book browser ## audit every page with Lighthouse (needs npm; PAGES=.
 clean: ## remove what was built (not the course folder)
 	rm -rf _build build dist *.egg-info
 
-.PHONY: help install sandbox browser sync gate book class course serve test lint bench lock pdf epub zip lighthouse clean
+.PHONY: help install sandbox browser servers sync gate book class course serve test lint bench lock pdf epub zip lighthouse clean
