@@ -313,24 +313,33 @@ def safe_id(text: str) -> str:
 
 
 def name_students(listing: Listing, roster: People | None) -> None:
-    """Gives every finding its student's id, by the roster or by what the platform says."""
-    for finding in listing.findings:
-        person = roster.find(finding.keys) if roster else None
-        finding.student = person.student if person else finding.fallback
-        if roster and not person:
-            finding.remarks.append("not in the roster, or not told apart there")
-    for student, same in grouped(listing.findings, lambda f: f.student).items():
-        if len(same) == 1:
-            continue
-        by_roster = any(not f.remarks for f in same) and roster is not None
+    """Gives every finding its student's id, by the roster or by what the platform says.
+
+    Nobody gets another's by a name of her choice: the better way of being recognised wins, and an id of the roster is given by the roster alone.
+    """
+    persons = {id(f): roster.find(f.keys) for f in listing.findings} if roster else {}
+    owners = grouped([f for f in listing.findings if persons.get(id(f))], lambda f: persons[id(f)].student)
+    for student, same in owners.items():
+        ranks = {id(f): next(i for i, key in enumerate(f.keys) if roster.index.get(key)) for f in same}
+        best = [f for f in same if ranks[id(f)] == min(ranks.values())]
         for finding in same:
-            number = next(iter(finding.ids.values()), "")
-            if number and not by_roster:
-                finding.student = f"{student}_{safe_id(number)}"
-                finding.remarks.append("others have the same name")
-            else:
-                finding.passed_over += [(w.entry.path, f"{len(same)} submissions belong to {student}") for w in finding.works]  # fmt: skip
+            if finding not in best:
+                persons[id(finding)] = None
+            finding.student = student if finding in best else ""
+            if len(best) > 1 and finding in best:
+                finding.passed_over += [(w.entry.path, f"{len(best)} submissions belong to {student}") for w in finding.works]  # fmt: skip
                 finding.works = []
+    taken = {p.student for p in roster.people} if roster else set()
+    others = [f for f in listing.findings if not f.student]
+    for name, same in grouped(others, lambda f: f.fallback).items():
+        for finding in same:
+            number = safe_id(next(iter(finding.ids.values()), "again"))
+            alone = len(same) == 1 and name not in taken
+            finding.student = name if alone else f"{name}_{number}"
+            if not alone:
+                finding.remarks.append("others have the same name")
+            if roster:
+                finding.remarks.append("not in the roster, or not told apart there")
 
 
 def grouped(items: list, key: Callable[[Any], Any]) -> dict[Any, list]:

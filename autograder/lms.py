@@ -371,6 +371,8 @@ def put(
         written.left.append(f"{name}: handed nothing in")
     elif column >= len(sheet.rows[row]):
         written.unknown_rows.append(f"{name}: the row is too short")
+    elif fold(sheet.get(row, column)) in ("ex", "n/a"):
+        written.left.append(f"{name}: excused, or not given the assignment")
     else:
         sheet.put(row, column, plain_number(grade.score * factor))
         written.filled += 1

@@ -319,12 +319,32 @@ def test_a_roster_names_the_students(tmp_path):
 
 def test_two_submissions_that_a_roster_gives_to_one_student_are_both_left(tmp_path):
     roster = tmp_path / "roster.csv"
-    roster.write_text('student_id,canvas_id,name\ns1,41,"Lovelace, Ada"\n')
-    members = {"x_41_1_decoding.ipynb": notebook("a"), "lovelaceada_77_2_decoding.ipynb": notebook("b")}
+    roster.write_text('student_id,name
+s1,"Lovelace, Ada"
+')
+    members = {"lovelaceada_41_1_decoding.ipynb": notebook("a"), "lovelaceada_77_2_decoding.ipynb": notebook("b")}
     root = course(tmp_path / "course")
     listing, _ = collect(archive(tmp_path / "in.zip", members), root, "--roster", roster, code=1)
     assert marks(root) == {}
     assert all(why == "2 submissions belong to s1" for why in reasons(listing).values())
+
+
+def test_nobody_takes_anothers_place_by_a_name(tmp_path):
+    """One calls herself as the roster calls another, and one by another's id: both keep a row of their own."""
+    roster = tmp_path / "roster.csv"
+    roster.write_text('student_id,canvas_id,name\ns1,41,"Lovelace, Ada"\n')
+    members = {
+        "ada_41_1_decoding.ipynb": notebook("ada"),
+        "lovelaceada_66_2_decoding.ipynb": notebook("mallory"),
+    }
+    root = course(tmp_path / "course")
+    collect(archive(tmp_path / "in.zip", members), root, "--roster", roster)
+    assert marks(root) == {"s1": "ada", "lovelaceada_66": "mallory"}
+    roster.write_text("student_id,name\ns1,Ada Lovelace\n")
+    members = {"Ada Lovelace_1_assignsubmission_file_/decoding.ipynb": notebook("ada"), "s1_2_assignsubmission_file_/decoding.ipynb": notebook("m")}  # fmt: skip
+    listing, _ = collect(archive(tmp_path / "m.zip", members), root, "--roster", roster)
+    assert marks(root)["s1"] == "ada" and marks(root)["s1_2"] == "m"
+    assert "others have the same name" in by_student(listing)["s1_2"]["remarks"]
 
 
 def test_times_from_moodles_worksheet_in_a_time_zone(tmp_path):

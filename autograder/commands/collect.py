@@ -93,12 +93,20 @@ def print_listing(listing) -> None:
         chosen = finding.chosen
         when = f"{finding.time:%Y-%m-%d %H:%M} ({finding.time_from})" if finding.time else ""
         remark = "; ".join(finding.remarks if chosen else ["nothing that can be graded", *finding.remarks])
-        cells = (finding.student, finding.name, chosen.entry.parts[-1] if chosen else "", when, remark)
+        cells = (finding.student, finding.name, chosen.name if chosen else "", when, remark)
         table.add_row(*map(escape, cells))
     console = Console(markup=False, emoji=False, highlight=False)
     console.print(table)
-    passed_over = [pair for finding in listing.findings for pair in finding.passed_over]
-    for name, why in [*passed_over, *listing.passed_over]:
+    rest = 0
+    for finding in listing.findings:
+        for name, why in finding.passed_over:
+            if finding.chosen and why == "not a notebook":
+                rest += 1
+            else:
+                console.print(f"passed over: {name}: {why}", soft_wrap=True)
+    for name, why in listing.passed_over:
         console.print(f"passed over: {name}: {why}", soft_wrap=True)
+    if rest:
+        console.print(f"passed over: {rest} further files that are no notebooks; --json names them")
     if listing.without_work:
         console.print(f"handed nothing in: {', '.join(listing.without_work)}", soft_wrap=True)
