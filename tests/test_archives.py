@@ -319,10 +319,11 @@ def test_a_roster_names_the_students(tmp_path):
 
 def test_two_submissions_that_a_roster_gives_to_one_student_are_both_left(tmp_path):
     roster = tmp_path / "roster.csv"
-    roster.write_text('student_id,name
-s1,"Lovelace, Ada"
-')
-    members = {"lovelaceada_41_1_decoding.ipynb": notebook("a"), "lovelaceada_77_2_decoding.ipynb": notebook("b")}
+    roster.write_text('student_id,name\ns1,"Lovelace, Ada"\n')
+    members = {
+        "lovelaceada_41_1_decoding.ipynb": notebook("a"),
+        "lovelaceada_77_2_decoding.ipynb": notebook("b"),
+    }
     root = course(tmp_path / "course")
     listing, _ = collect(archive(tmp_path / "in.zip", members), root, "--roster", roster, code=1)
     assert marks(root) == {}
