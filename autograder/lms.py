@@ -17,6 +17,7 @@ from autograder.catalog import Chapter
 from autograder.roster import (
     MAX_TABLE_BYTES,
     MEANING,
+    TEST_STUDENT,
     People,
     Person,
     decoded,
@@ -287,7 +288,7 @@ def fill_canvas(sheet: Sheet, grades: list[Grade], max_points: float, stem: str,
         return row != points_row and any(c and not c.startswith(("Manual Posting", "Muted")) for c in cells)
 
     rows = [r for r in range(1, len(sheet.rows)) if is_student(r)]
-    tests = {r for r in rows if fold(sheet.get(r, where.get("student"))) == "student, test"}
+    tests = {r for r in rows if fold(sheet.get(r, where.get("student"))) == TEST_STUDENT}
     matched, written = match(sheet, [r for r in rows if r not in tests], grades, keys, name)
     for row, grade in matched:
         put(sheet, row, chosen, grade, scaled(possible, max_points, scale, sheet.path, "Points Possible"), name(row), written)  # fmt: skip

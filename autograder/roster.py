@@ -41,6 +41,7 @@ HEADINGS = {
 }
 MEANING = {heading: meaning for meaning, headings in HEADINGS.items() for heading in headings}
 KINDS = ("student", "email", "login", "sis", "canvas", "moodle", "github")
+TEST_STUDENT = "student, test"  # a row of every gradebook of Canvas
 AMBIGUOUS_DATE = re.compile(r"\s*\d{1,2}[/.]\d{1,2}[/.]\d{2,4}\b")
 
 
@@ -170,7 +171,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     found = []
     for row in rows[1:]:
         says = {m: cell.strip() for m, cell in zip(meanings, row, strict=False) if m and cell.strip()}
-        if says and "points possible" not in says.get("name", "").casefold():
+        if (
+            says
+            and "points possible" not in says.get("name", "").casefold()
+            and fold(says.get("name", "")) != TEST_STUDENT
+        ):
             found.append(says)
     return found
 
@@ -183,7 +188,7 @@ def read_roster(path: Path) -> People:
     """
     people: dict[str, Person] = {}
     for says in read_rows(path):
-        columns = ("student", "id", "login", "roster identifier", "email")
+        columns = ("student", "id", "login", "roster identifier", "email", "sis", "canvas")
         student = next((says[c] for c in columns if says.get(c)), "")
         if not student:
             raise RosterError(f"{path} has a row without a student's id; name the column student_id")
