@@ -18,6 +18,7 @@ from tests.book_site import ROOT, browser, chapter_pages, site, site_pages  # no
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
+LAID_OUT = "section { content-visibility: visible !important; }"  # what is far from the screen, too
 LIMIT_BYTES = 600_000  # of one chapter's first load, compressed
 EXERCISE_LABELS = [
     "temperature", "top-k", "top-p", "combining", "inverse-cdf", "greedy", "generate", "beam-search",
@@ -82,6 +83,7 @@ def test_nothing_scrolls_sideways_on_a_phone(site, browser):  # noqa: F811
         if name == "index.html":  # sends on to the first page
             continue
         one.goto(address(site, name))
+        one.add_style_tag(content=LAID_OUT)
         widths = one.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]")
         assert max(widths) <= 390, name
     context.close()
@@ -367,6 +369,7 @@ def test_axe_finds_nothing(site, browser, axe, theme):  # noqa: F811
         if name == "index.html" or (theme == "dark" and "/api" in name):  # large, and the same in both themes
             continue
         one.goto(address(site, name))
+        one.add_style_tag(content=LAID_OUT)
         one.evaluate(axe)
         result = one.evaluate("axe.run(document, {resultTypes: ['violations']})")
         for violation in result["violations"]:
