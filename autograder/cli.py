@@ -1,5 +1,7 @@
 """The command `course-llm`."""
 
+import errno
+import logging
 import os
 import sys
 
@@ -28,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # jsonschema, which nbformat imports, would compile 38 grammars for kinds of addresses that no notebook has: 1.4 s
     sys.modules.setdefault("rfc3987_syntax", None)
+    # nbgrader logs there what it then raises; it is said in our own words
+    logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
     try:
         arguments = parser().parse_args(argv)
         return arguments.run(arguments)
@@ -45,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
-        print(f"course-llm: {error.strerror or error}{place}", file=sys.stderr)
+        cure = "; make room and run this again" if error.errno == errno.ENOSPC else ""
+        print(f"course-llm: {error.strerror or error}{place}{cure}", file=sys.stderr)
         return EXIT_FAILURE
 
 

@@ -6,7 +6,6 @@ many times faster when each submission does not pay for nbgrader's conversions; 
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -23,6 +22,7 @@ from autograder import catalog, notebooks, put_scripts_on_path
 from autograder.catalog import Chapter
 from autograder.gradebook import graded_points, save_grades, set_points, take_late_penalty
 from autograder.grading import ExerciseReport, Options, SubmissionReport
+from autograder.rules import rules_fingerprint
 from autograder.submission import SubmissionError, parse_notebook, read_text
 
 CONFIG = """\
@@ -57,18 +57,23 @@ class Course:
         self._recorded: dict[str, set[str]] = {}
 
     def api(self) -> Any:
-        """nbgrader's API on this folder's own configuration."""
+        """nbgrader's API on the settings that its own commands read here: the machine's, the user's, this folder's."""
         put_scripts_on_path()
+        from jupyter_core.paths import jupyter_config_path
         from nbgrader.apps import NbGraderAPI
-        from traitlets.config.loader import PyFileConfigLoader
+        from nbgrader.auth import NoAuthPlugin
+        from traitlets.config.loader import Config, PyFileConfigLoader
 
-        try:
-            with contextlib.chdir(self.root):
-                config = PyFileConfigLoader("nbgrader_config.py", path=str(self.root)).load_config()
-        except Exception as error:
-            path = self.root / "nbgrader_config.py"
-            raise CourseError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+        config = Config()
+        for path in [Path(p, "nbgrader_config.py") for p in (*reversed(jupyter_config_path()), self.root)]:
+            try:
+                if os.path.isfile(path):
+                    with contextlib.chdir(self.root):
+                        config.merge(PyFileConfigLoader(path.name, path=str(path.parent)).load_config())
+            except Exception as error:
+                raise CourseError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
         config.CourseDirectory.root = str(self.root)
+        config.Authenticator.plugin_class = NoAuthPlugin  # what an instructor does needs no JupyterHub to answer
         return NbGraderAPI(config=config)
 
     def release(self, stem: str) -> Path:
@@ -171,15 +176,18 @@ class Course:
     @contextlib.contextmanager
     def _gradebook_errors(self) -> Iterator[None]:
         """Says in one line that the gradebook cannot be used; nothing of it is changed."""
+        from nbgrader.api import InvalidEntry
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
-        except (SQLAlchemyError, ModuleNotFoundError) as error:
+        except (SQLAlchemyError, InvalidEntry, ModuleNotFoundError) as error:
             words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             config = self.root / "nbgrader_config.py"
             if isinstance(error, ModuleNotFoundError):
                 cure = f"install the driver that c.CourseDirectory.db_url in {config} asks for; for PostgreSQL: pip install 'psycopg[binary]'"
+            elif "disk is full" in words or "disk I/O error" in words:
+                cure = "make room and run this again; what was finished is kept"
             elif "locked" in words:
                 cure = "wait until no other program uses it and run this again"
             elif self.api().coursedir.db_url.startswith("sqlite"):
@@ -216,10 +224,17 @@ class Course:
         """Opens the gradebook for the one process that writes it."""
         from nbgrader.api import Gradebook
 
+        from autograder import late
+
         if not self.released(stem):
             self.release(stem)
         self._recorded.pop(stem, None)  # it will have more
-        folder = self.api().coursedir
+        api = self.api()
+        try:
+            late.check_policy(api)
+        except ValueError as error:
+            raise CourseError(f"{self.root / 'nbgrader_config.py'}: {error}") from None
+        folder = api.coursedir
         with self._gradebook_errors(), Gradebook(folder.db_url, folder.course_id) as gradebook:
             gradebook.db().expire_on_commit = (
                 False  # nobody else writes meanwhile: nothing need be read again
@@ -346,24 +361,6 @@ def fingerprint(path: Path, stem: str, options: Options) -> str:
         if path.is_file() and not path.is_symlink():
             with open(path, "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-@functools.cache
-def rules_fingerprint(stem: str) -> str:
-    """Changes when what is graded against changes."""
-    import importlib
-
-    digest = hashlib.sha256()
-    for name in (
-        f"autograder.checks.{stem}",
-        f"course_llm.{stem}",
-        "autograder.judge",
-        "autograder.spec",
-        "autograder.compare",
-    ):
-        digest.update(Path(importlib.import_module(name).__file__).read_bytes())
-    digest.update(json.dumps(catalog.chapter(stem).notebook, sort_keys=True).encode())
     return digest.hexdigest()
 
 

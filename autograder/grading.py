@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -369,40 +370,44 @@ def grade_many(
     stem: str,
     files: dict[str, Path],
     options: Options,
-    executor: concurrent.futures.Executor | None = None,
+    cluster: Any = None,
     workers: int = 1,
 ) -> Iterator[SubmissionReport]:
     """Grades files (by the submission's name) and yields reports as they are finished.
 
-    A process of the pool that dies takes no report with it: what it had not finished is graded again, here.
+    A process of the pool, or a machine of the `autograder.cluster.Cluster`, that dies takes no report with it: what it had not
+    finished is graded again, here.
     """
-    if executor is None:
-        for exercise in judge.exercises(stem).values():
-            judge.prepared(exercise, options.seed, False)  # before any fork, so that it is done once
-    if executor is None and workers == 1:
+    done: set[str] = set()
+    if cluster is None and workers == 1:
         with Grader(catalog.chapter(stem), options) as grader:
             for name, path in files.items():
                 yield grader.grade_file(path, name)
         return
-    pool = executor or process_pool(workers)
-    done: set[str] = set()
-    try:
-        futures = {
-            pool.submit(_grade_one, stem, options, str(path), name): name for name, path in files.items()
-        }
-        for future in concurrent.futures.as_completed(futures):
-            try:
-                report = future.result()
-            except concurrent.futures.process.BrokenProcessPool:
-                continue
-            done.add(futures[future])
-            yield report
-    finally:
-        if executor is None:
-            pool.shutdown(cancel_futures=True)
+    stream = cluster.grade(stem, files, options) if cluster else _grade_in_pool(stem, files, options, workers)
+    for report in stream:
+        done.add(report.submission)
+        yield report
     left = {name: path for name, path in files.items() if name not in done}
     if left:
         yield from grade_many(stem, left, options)
+
+
+def _grade_in_pool(stem: str, files: dict[str, Path], options: Options, workers: int) -> Iterator[SubmissionReport]:  # fmt: skip
+    """Yields the reports of those files that a pool of processes could grade, as they are finished."""
+    for exercise in judge.exercises(stem).values():
+        judge.prepared(exercise, options.seed, False)  # before any fork, so that it is done once
+    pool = process_pool(workers)
+    futures = []
+    try:
+        with contextlib.suppress(BrokenProcessPool):
+            for name, path in files.items():
+                futures.append(pool.submit(_grade_one, stem, options, str(path), name))
+        for future in concurrent.futures.as_completed(futures):
+            with contextlib.suppress(BrokenProcessPool):
+                yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def process_pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:

@@ -13,7 +13,7 @@ import pytest
 from samples.build import answers, fill
 
 STEM = "masking"
-KILLS = 8
+KILLS = 20
 STUDENTS = 12
 
 pytestmark = pytest.mark.timeout(900)
@@ -38,10 +38,8 @@ def notebooks(course: Path) -> dict[str, list]:
     return {p.parts[-3]: [c.get("outputs") for c in json.loads(p.read_text())["cells"]] for p in paths}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A class that is right in every second exercise, each student in others."""
-    folder = tmp_path_factory.mktemp("class")
+def mixed_class(folder: Path) -> Path:
+    """Writes a class that is right in every second exercise, each student in others."""
     right = answers(STEM)
     for i in range(STUDENTS):
         some = {name: source for j, (name, source) in enumerate(right.items()) if (j + i) % 2}
@@ -49,6 +47,11 @@ def folder(tmp_path_factory) -> Path:
         target.mkdir(parents=True)
         (target / f"{STEM}.ipynb").write_text(json.dumps(fill(STEM, some)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return mixed_class(tmp_path_factory.mktemp("class"))
 
 
 def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, tmp_path, run):
@@ -59,7 +62,7 @@ def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, tmp_pa
     moments, done = random.Random(11), []
     for _ in range(KILLS):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(0.5, 8))
+        time.sleep(moments.uniform(0.5, 7))
         process.send_signal(signal.SIGKILL)
         process.wait()
         done.append(len(list((killed / "autograded").glob("*/*/*.ipynb"))))
@@ -97,3 +100,37 @@ def test_a_gradebook_that_is_none_is_a_clear_error(folder, tmp_path, run):
     assert broken.returncode == 1
     assert len(broken.stderr.strip().splitlines()) == 1 and "gradebook" in broken.stderr
     assert (course / "gradebook.db").read_bytes().startswith(b"this is not")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own and a way to give it another size."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True
+    ).returncode:
+        pytest.skip("only root may mount a disk")
+
+    def resize(size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", place], check=True)
+
+    yield place, resize
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(folder, small_disk, tmp_path, run):
+    disk, resize = small_disk
+    command = ("course-llm", "grade", STEM, folder, "--course", disk / "course", "--workers", "1")
+    full = run(*command)
+    assert full.returncode == 1
+    assert "make room and run this again" in full.stderr and "Traceback" not in full.stderr
+    kept = len(list((disk / "course" / "autograded").glob("*/*/*.ipynb")))
+    resize("60m")
+    after = run(*command)
+    assert after.returncode == 0, after.stderr
+    assert kept == 0 or f"{kept} of {STUDENTS} submissions are graded already" in after.stderr
+    undisturbed = tmp_path / "undisturbed"
+    run("course-llm", "grade", STEM, folder, "--course", undisturbed, "--workers", "1")
+    assert gradebook(disk / "course") == gradebook(undisturbed)
+    assert notebooks(disk / "course") == notebooks(undisturbed)

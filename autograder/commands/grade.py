@@ -53,9 +53,11 @@ def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
     import torch
 
     torch.set_num_threads(1)  # children of a process with torch threads hang
-    require_device(arguments.device)
+    if arguments.scheduler is None:
+        require_device(arguments.device)
     try:
         from autograder import grading
+        from autograder.cluster import ClusterError
         from autograder.sandbox import SandboxError, bubblewrap
     except ImportError as error:
         raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
@@ -70,7 +72,7 @@ def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
         course = Course(arguments.course, create=True) if arguments.course else None
         files, unusable = submissions_in(arguments.paths, arguments.stem, course)
         reports = grade_files(arguments, files, options, course) if files else []
-    except (SandboxError, CourseError, SubmissionError) as error:
+    except (SandboxError, ClusterError, CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
     reports += [grading.ungraded(arguments.stem, name, words, options) for name, words in unusable.items()]
     return reports, unusable
@@ -142,8 +144,9 @@ def grade_files(arguments: argparse.Namespace, files: dict[str, Path], options, 
             print(f"{len(reports)} of {len(files)} submissions are graded already", file=sys.stderr)
     left = {name: path for name, path in files.items() if name not in reports}
     workers = arguments.workers or grading.default_workers(len(left))
-    with progress(len(left)) as advance, executor_for(arguments.scheduler) as executor:
-        stream = grading.grade_many(stem, left, options, executor, workers)
+    log = course.root / f"grading_{stem}.log" if course else None
+    with progress(len(left), log) as advance, cluster_at(arguments.scheduler) as cluster:
+        stream = grading.grade_many(stem, left, options, cluster, workers)
         if course and left:
             with course.writer(stem) as writer:
                 for report in stream:
@@ -157,42 +160,33 @@ def grade_files(arguments: argparse.Namespace, files: dict[str, Path], options, 
     return [reports[name] for name in files]
 
 
-def executor_for(address: str | None):
-    """A context with the executor of a Dask cluster, or with None."""
+def cluster_at(address: str | None):
+    """A context with a Dask cluster, or with None."""
     if address is None:
         return contextlib.nullcontext()
-    try:
-        from distributed import Client
-    except ImportError:
-        raise UsageError("--scheduler needs Dask: pip install distributed") from None
-    try:
-        client = Client(address, timeout=20)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise Failure(f"no Dask scheduler answers at {address} ({type(error).__name__})") from None
-    return _DaskExecutor(client)
+    from autograder.cluster import Cluster
 
-
-class _DaskExecutor:
-    """Closes the client together with its executor."""
-
-    def __init__(self, client):
-        self.client = client
-
-    def __enter__(self):
-        return self.client.get_executor(pure=False)
-
-    def __exit__(self, *exc: object) -> None:
-        self.client.close()
+    return Cluster(address)
 
 
 class progress:
-    """A progress bar with rate and time left on standard error, when that is a terminal."""
+    """Says on standard error how far grading is, how fast it goes and how long it will take: a bar on a terminal, else a line now and then.
 
-    def __init__(self, total: int):
+    With `log`, a file, every submission gets a line there.
+    """
+
+    LINE_EVERY_S = 15.0
+
+    def __init__(self, total: int, log: Path | None = None):
         self.total = total
-        self.bar = None
+        self.log_path = log
+        self.bar = self.log = None
 
     def __enter__(self):
+        self.done, self.started = 0, time.monotonic()
+        self.said = self.started
+        if self.log_path is not None and self.total:
+            self.log = open(self.log_path, "a", encoding="utf-8")
         if self.total > 1 and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -201,19 +195,35 @@ class progress:
             self.bar = Progress(*columns, console=Console(stderr=True))
             self.bar.start()
             self.task = self.bar.add_task("grading", total=self.total, rate="")
-            self.started = time.monotonic()
-            self.done = 0
         return self.advance
 
     def advance(self, report) -> None:
+        """Counts one submission."""
+        self.done += 1
+        now = time.monotonic()
+        rate = self.done / max(1e-9, now - self.started)
+        if self.log is not None:
+            print(log_line(report), file=self.log, flush=True)
         if self.bar is not None:
-            self.done += 1
-            rate = self.done / max(1e-9, time.monotonic() - self.started)
             self.bar.update(self.task, advance=1, rate=f"{rate:.1f} submissions/s")
+        elif now - self.said > self.LINE_EVERY_S and self.done < self.total:
+            self.said = now
+            left = (self.total - self.done) / rate
+            print(f"graded {self.done} of {self.total}, {rate:.1f} submissions/s, {left:.0f} s left", file=sys.stderr)  # fmt: skip
 
     def __exit__(self, *exc: object) -> None:
         if self.bar is not None:
             self.bar.stop()
+        if self.log is not None:
+            self.log.close()
+
+
+def log_line(report) -> str:
+    """When a submission was graded, whose it is, its points, the seconds it took, and what was odd, separated by tabs."""
+    passed = f"{sum(e.passed for e in report.exercises)}/{len(report.exercises)} exercises"
+    odd = "; ".join([report.error or "", *report.remarks]).strip("; ")
+    fields = (time.strftime("%Y-%m-%dT%H:%M:%S%z"), report.submission, f"{report.points:g}/{report.max_points:g} points", passed, f"{report.elapsed_s:.2f} s", odd)  # fmt: skip
+    return "\t".join(" ".join(field.split()) for field in fields).rstrip("\t")
 
 
 def print_class_table(stem: str, reports: list) -> None:
