@@ -82,6 +82,8 @@ def read_grades(gradebook: Any, chapter: Chapter, record: dict, roster: People |
         says = {"name": noted.get("name", "")} if noted.get("form") == "moodle" else {}
         says |= known | listed.get(student.id, {}) | noted.get("ids", {})
         grades[student.id] = Grade(Person(student.id, {k: str(v) for k, v in says.items()}))
+    for student, says in listed.items():  # whom the gradebook does not know has handed nothing in
+        grades.setdefault(student, Grade(Person(student, says)))
     for submission in assignment.submissions:
         grade = grades[submission.student_id]
         grade.penalty = submission.late_submission_penalty or 0.0

@@ -276,6 +276,19 @@ def test_moodle_worksheet_is_filled(tmp_path):
     assert imported_by_moodle((root / f"{STEM}-moodle.csv").read_bytes()) == {"2001": 100, "2002": 50}
 
 
+def test_the_worksheet_as_roster_knows_who_handed_nothing_in(tmp_path):
+    root = make_course(
+        tmp_path / "course", {"ada@uni.example": {"share": 1.0}, "emmy@uni.example": {"share": 0.5}}
+    )
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text(MOODLE.format(points=FULL))
+    export = ("export", STEM, "--course", root, "--format", "moodle", "--grades-from", sheet)
+    command(*export, code=1)
+    out, _ = command(*export, "--roster", sheet)
+    assert imported_by_moodle((root / f"{STEM}-moodle.csv").read_bytes()) == {"2001": FULL, "2002": FULL / 2}
+    assert "Niels Abel (Participant 2004): handed nothing in" in out
+
+
 def test_a_worksheet_of_another_assignment_gives_nobody_anothers_grade(tmp_path):
     """Moodle numbers the participants of every assignment anew."""
     record = {"Kurt": {"name": "Kurt Gödel", "ids": {"moodle": "2001"}, "form": "moodle"}}
