@@ -224,6 +224,19 @@ def test_what_others_may_write_is_noticed_and_nothing_is_graded(container, confi
     assert "not your fault" in found["output"] and "not so: run_autograder cannot be written" in said
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_environment_that_others_cannot_enter_is_no_isolation(container, confined):
+    (container / "venv").chmod(0o700)  # so that what the worker may import cannot be found
+    (container / "links").chmod(0o700)
+    try:
+        found, said = submit(container, {f"{STEM}.ipynb": fill(STEM, RIGHT)}, *confined)
+    finally:
+        (container / "venv").chmod(0o755)
+        (container / "links").chmod(0o755)
+    assert found["score"] == 0 and found["tests"] == []
+    assert "not your fault" in found["output"] and "nothing is graded:" in said
+
+
 def test_a_grader_that_does_not_start_leaves_a_result(container):
     hidden = container / "grader-away"
     (container / "grader").rename(hidden)

@@ -73,7 +73,7 @@ def regraded(root: Path, *more: str) -> dict:
 def test_whose_points_change_is_told_and_nothing_is_written(course):
     before = everything(course)
     code, out, err = command("regrade", STEM, "--course", course, "--workers", 1)
-    assert (code, err) == (0, "")
+    assert code == 0, err  # progress may stand there
     assert "ann" in out and "cyn" in out and "bob" not in out
     assert NAME in out and f"+{WORTH}" in out and "The mass is wrong. → passed" in " ".join(out.split())
     assert "2 graded anew" in out and "nothing is written" in out
