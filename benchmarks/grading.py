@@ -1,14 +1,18 @@
-"""CPU per submission, side by side in one run: `python -m benchmarks.grading [--submissions N] [--stem STEM]`.
+"""What grading costs: `python -m benchmarks.grading [ways|growth|workers] [--submissions N] [--stem STEM] [--json FILE]`.
 
-Three ways to grade the same notebooks into a gradebook: stock nbgrader (its own `Execute`, the same checks in the cells), nbgrader with
-this project's preprocessor, and `course-llm grade --course`. Each is run on one notebook and on N; the difference divided by N - 1 is what one more
-submission costs, the rest is start-up. Processor seconds of all processes, children included; ratios against stock.
+- `ways`: three ways to grade the same notebooks into a gradebook, side by side: stock nbgrader (its own `Execute`, the same checks in
+  the cells), nbgrader with this project's preprocessor, and `course-llm grade --course`. Each is run on one notebook and on N; the difference
+  divided by N - 1 is what one more submission costs, the rest is start-up. Ratios against stock.
+- `growth`: `course-llm grade --course` on classes of 20, 200 and 1,000.
+- `workers`: the same class with one process and with two, by wall time; wants two idle cores.
+
+Processor seconds of all processes, children included. Peak memory is that of the largest process. Without a name all three are measured.
 """
 
 import argparse
+import dataclasses
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,59 +26,122 @@ from rich.table import Table
 from samples.build import answers, fill
 
 STOCK_CONFIG = "c = get_config()\nc.CourseDirectory.course_id = 'course_llm'\n"
-WAYS = ("stock nbgrader", "nbgrader with our preprocessor", "course-llm grade --course")
+STOCK, PLUGIN, OURS = "stock nbgrader", "nbgrader with our preprocessor", "course-llm grade --course"
+SIZES = (20, 200, 1000)
 
 
-def children_cpu_s() -> float:
-    """Processor seconds of the children that have ended so far."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What a command took: processor and wall seconds, and megabytes of its largest process."""
+
+    cpu_s: float
+    wall_s: float
+    peak_mb: float
 
 
-def timed(*command: str, cwd: Path) -> tuple[float, float]:
-    """Processor and wall seconds of a command that must succeed."""
-    cpu, wall = children_cpu_s(), time.monotonic()
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return children_cpu_s() - cpu, time.monotonic() - wall
+def used_by(*command: str, cwd: Path) -> Usage:
+    """Runs a command that must succeed."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{said.read()[-2000:]}")
+    return Usage(usage.ru_utime + usage.ru_stime, time.monotonic() - started, usage.ru_maxrss / 1024)
 
 
-def measure(way: str, stem: str, count: int, folder: Path) -> tuple[float, float]:
+def graded(way: str, stem: str, count: int, folder: Path, workers: int = 1) -> Usage:
     """Grades `count` notebooks in a fresh course folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    timed("course-llm", "release", stem, "--course", str(folder), cwd=Path.cwd())
-    source = folder / "class" if way == WAYS[2] else folder / "submitted"
-    notebook = fill(stem, answers(stem))
+    used_by("course-llm", "release", stem, "--course", str(folder), cwd=Path.cwd())
+    source = folder / "class" if way == OURS else folder / "submitted"
+    notebook = json.dumps(fill(stem, answers(stem)))
     for i in range(count):
         target = source / f"student{i:04}" / stem
         target.mkdir(parents=True)
-        (target / f"{stem}.ipynb").write_text(json.dumps(notebook))
-    if way == WAYS[0]:
+        (target / f"{stem}.ipynb").write_text(notebook)
+    if way == STOCK:
         (folder / "nbgrader_config.py").write_text(STOCK_CONFIG)
-    if way == WAYS[2]:
-        return timed("course-llm", "grade", stem, str(source), "--course", str(folder), "--workers", "1", "--json", cwd=folder)
-    return timed("nbgrader", "autograde", stem, cwd=folder)
+    if way == OURS:
+        return used_by("course-llm", "grade", stem, str(source), "--course", str(folder), "--workers", str(workers), "--json", cwd=folder)  # fmt: skip
+    return used_by("nbgrader", "autograde", stem, cwd=folder)
+
+
+def ways(stem: str, count: int, folder: Path) -> list[dict]:
+    """What a submission costs in three ways."""
+    rows: list[dict] = []
+    for way in (STOCK, PLUGIN, OURS):
+        one, many = graded(way, stem, 1, folder), graded(way, stem, count, folder)
+        each, more = many.cpu_s / count, (many.cpu_s - one.cpu_s) / (count - 1)
+        stock = rows[0] if rows else {"cpu_s_each": each, "cpu_s_one_more": more}
+        rows.append({
+            "way": way,
+            "cpu_s_each": each,
+            "ratio_each": stock["cpu_s_each"] / each,
+            "cpu_s_one_more": more,
+            "ratio_one_more": stock["cpu_s_one_more"] / more,
+            "cpu_s_start": one.cpu_s - more,
+            "wall_s": many.wall_s,
+            "peak_mb": many.peak_mb,
+        })  # fmt: skip
+    return rows
+
+
+def growth(stem: str, folder: Path) -> list[dict]:
+    """What classes of several sizes cost."""
+    rows = []
+    for size in SIZES:
+        found = graded(OURS, stem, size, folder)
+        rows.append({"submissions": size, "cpu_s": found.cpu_s, "cpu_s_each": found.cpu_s / size, "wall_s": found.wall_s, "peak_mb": found.peak_mb})  # fmt: skip
+    return rows
+
+
+def with_workers(stem: str, count: int, folder: Path) -> list[dict]:
+    """What a second process gains; start-up is taken off, for it is the same."""
+    rows: list[dict] = []
+    for workers in (1, 2):
+        few, many = (graded(OURS, stem, n, folder, workers) for n in (workers, count))
+        wall = (many.wall_s - few.wall_s) / (count - workers)
+        first = rows[0]["wall_s_one_more"] if rows else wall
+        rows.append({"workers": workers, "wall_s": many.wall_s, "wall_s_one_more": wall, "speedup": first / wall})  # fmt: skip
+    return rows
+
+
+def show(title: str, rows: list[dict]) -> None:
+    """Prints rows as a table."""
+    table = Table(*[name.replace("_", " ") for name in rows[0]], title=title)
+    for row in rows:
+        table.add_row(*[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()])
+    Console(width=160).print(table)
 
 
 def main() -> None:
-    """Measures the three ways and prints a table."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--submissions", type=int, default=20)
-    parser.add_argument("--stem", default="decoding")
+    parser.add_argument("what", nargs="?", choices=("ways", "growth", "workers"), help="(default: all three)")
+    parser.add_argument("--submissions", type=int, default=20, help="class of `ways`; `workers` takes ten of it (default: 20)")  # fmt: skip
+    parser.add_argument("--stem", default="decoding", help="the chapter (default: decoding)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured, beside what the file has")  # fmt: skip
     arguments = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    count = arguments.submissions
-    table = Table("way", "CPU-s per submission", "ratio", "one more costs", "ratio", "start-up CPU-s", "wall s")
-    stock: tuple[float, float] | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            (one, _), (many, wall) = (measure(way, arguments.stem, n, Path(folder, "course")) for n in (1, count))
-            each, more = many / count, (many - one) / (count - 1)
-            stock = stock or (each, more)
-            table.add_row(way, f"{each:.3f}", f"{stock[0] / each:.1f}", f"{more:.3f}", f"{stock[1] / more:.1f}",
-                          f"{one - more:.2f}", f"{wall:.1f}")  # fmt: skip
-    Console().print(f"{count} submissions of {arguments.stem}, one process", table)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
+    stem, count = arguments.stem, arguments.submissions
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent, "course")
+        if arguments.what in (None, "ways"):
+            found["ways"] = ways(stem, count, folder)
+            show(f"{count} submissions of {stem}, one process", found["ways"])
+        if arguments.what in (None, "growth"):
+            found["growth"] = growth(stem, folder)
+            show(f"growth, {stem}, one process", found["growth"])
+        if arguments.what in (None, "workers"):
+            found["workers"] = with_workers(stem, 10 * count, folder)
+            show(f"{10 * count} submissions of {stem}", found["workers"])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
