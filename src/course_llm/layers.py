@@ -243,7 +243,8 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "batch seq d_hidden"], step: Step
     ) -> Float[Tensor, "batch seq d_hidden"]:
         widths = [self.heads, self.kv_heads, self.kv_heads]
-        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(widths, dim=1)
+        parts = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(widths, dim=2)  # their gradients are joined
+        q, k, v = (part.transpose(1, 2) for part in parts)  # as they lie in memory
         if self.q_norm is not None:  # (batch, heads, seq, head_dim)
             q, k = self.q_norm(q), self.k_norm(k)
         if step.cos is not None:

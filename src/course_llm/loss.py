@@ -289,7 +289,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _turn_into_gradient(
     softmax: Float[Tensor, "rows vocab"],
     targets: Int[Tensor, " rows"],
-    lse: Float[Tensor, " rows"] | None,
+    lse: Float[Tensor, " rows"],
     label_smoothing: float,
     z_loss: float,
 ) -> Float[Tensor, "rows vocab"]:
@@ -301,11 +301,13 @@ def _turn_into_gradient(
 
 
 def _add_product(total: Float[Tensor, "n m"], a: Float[Tensor, "n k"], b: Float[Tensor, "k m"]) -> None:
-    """Adds a @ b to the total, in place; without a tensor in between where the dtypes are one."""
+    """Adds a @ b to the total, in place, and computes it in the total's order of rows and columns."""
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, out=total)  # in place: addmm_ is not among the operations that torch counts
-    else:
+    elif total.is_contiguous():
         total += a @ b
+    else:
+        total.T.add_(b.T @ a.T)
 
 
 def _row_losses(

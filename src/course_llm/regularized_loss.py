@@ -16,7 +16,6 @@ from course_llm.loss import (
     _add_product,
     _check_targets,
     _ChunkedLoss,
-    _log_z,
     _mean_over,
     _row_losses,
     _turn_into_gradient,
@@ -137,10 +136,8 @@ class _LossAndGradient(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logits = _widened(hidden[rows] @ w_vocab)  # (chunk, vocab)
-            losses[rows], log_probs = _row_losses(logits, targets[rows], label_smoothing, z_loss)
-            lse = _log_z(logits, log_probs) if z_loss else None
-            grad = _turn_into_gradient(log_probs.exp_(), targets[rows], lse, label_smoothing, z_loss)
-            grad = grad.to(hidden.dtype)
+            losses[rows], softmax, lse = _losses_and_softmax(logits, targets[rows], label_smoothing, z_loss)
+            grad = _turn_into_gradient(softmax, targets[rows], lse, label_smoothing, z_loss).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = grad @ w_vocab.T
             if grad_w is not None:
@@ -156,6 +153,23 @@ class _LossAndGradient(torch.autograd.Function):
     def backward(ctx, grad_loss):
         found = [None if grad is None else grad * grad_loss for grad in ctx.saved_tensors]
         return *found, None, None, None, None, None
+
+
+def _losses_and_softmax(
+    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], label_smoothing: float, z_loss: float
+) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
+    """Returns the loss of each row, its softmax and its log-sum-exp, with one exponential per logit.
+
+    The largest logit x has the probability exp(x - lse), at least 1/vocab: it gives lse without loss of digits.
+    """
+    softmax = logits.softmax(dim=-1)
+    lse = logits.amax(dim=-1) - softmax.amax(dim=-1).log()
+    losses = lse - (1 - label_smoothing) * logits.gather(-1, targets[:, None])[:, 0]
+    if label_smoothing:
+        losses = losses - label_smoothing * logits.mean(dim=-1)
+    if z_loss:
+        losses = losses + z_loss * lse.square()
+    return losses, softmax, lse
 
 
 def _check_weights(name: str, label_smoothing: float, z_loss: float) -> None:
