@@ -1,5 +1,6 @@
 """Facts about the corpus and the tokenizer: whole, split by document, reversible, trained by the course's rule."""
 
+import json
 import lzma
 import random
 import re
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from course_llm import corpus
+from course_llm import corpus, pretraining
 from course_llm.tokenizer import (
     WORD_PATTERN,
     CourseTokenizer,
+    _byte_characters,
     load_tokenizer,
     merge_pair,
     train_merges,
@@ -161,6 +163,46 @@ def test_merges_are_those_of_tokenizers_where_no_counts_tie():
     inner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=4 + 4, show_progress=False))
     theirs = [token for token, _ in sorted(inner.get_vocab().items(), key=lambda item: item[1])][4:]
     assert [token.encode() for token in theirs] == ours
+
+
+def test_merges_on_the_corpus_are_those_of_tokenizers_up_to_ties():
+    """Whose pair comes first at a tie is a matter of taste; everything else agrees, merge by merge."""
+    texts = corpus.training_documents()[::10]
+    counts = word_counts(texts)
+    ours = train_merges(counts, 500)
+    characters = list(_byte_characters())
+    inner = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+    trainer = trainers.BpeTrainer(vocab_size=756, initial_alphabet=characters, show_progress=False)
+    inner.train_from_iterator(texts, trainer)
+    merges = json.loads(inner.to_str())["model"]["merges"]
+    theirs = [tuple(bytes(map(characters.index, part)) for part in merge) for merge in merges]
+    assert len(theirs) == 500 and len(set(ours) & set(theirs)) > 490
+    words = [([bytes([byte]) for byte in word.encode()], count) for word, count in counts.items()]
+    first = next(index for index in range(500) if ours[index] != theirs[index])
+    assert first > 20
+    for merge in ours[:first]:
+        words = [(merge_pair(parts, merge), count) for parts, count in words]
+    pairs = Counter()
+    for parts, count in words:
+        for pair in pairwise(parts):
+            pairs[pair] += count
+    assert pairs[ours[first]] == pairs[theirs[first]] and ours[first] < theirs[first]
+
+
+def test_the_exercise_learns_the_same_merges_from_the_corpus():
+    counts = word_counts(corpus.training_documents()[::60])
+    assert pretraining.train_bpe(dict(counts), 80) == train_merges(counts, 80)
+    shipped = load_tokenizer()
+    merges = json.loads(shipped.inner.to_str())["model"]["merges"]
+    characters = list(_byte_characters())
+    merges = [tuple(bytes(map(characters.index, part)) for part in merge) for merge in merges]
+    for word in [" cardiomyopathy", "Sjögren", " hepatocyte", " 1234", " β-catenin"]:
+        ids = shipped.inner.encode(word, add_special_tokens=False).ids
+        pieces = [bytes(map(characters.index, shipped.inner.id_to_token(index))) for index in ids]
+        assert pretraining.bpe_encode(word, merges) == pieces
 
 
 def test_shipped_tokenizer_is_the_one_its_script_makes(tmp_path):
