@@ -9,33 +9,27 @@ import dataclasses
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autograder.catalog import Chapter
 from autograder.roster import (
-    MAX_TABLE_BYTES,
     MEANING,
     TEST_STUDENT,
     People,
     Person,
-    decoded,
     fold,
     number,
     run_together,
     swapped,
 )
+from autograder.sheet import LmsError, Sheet
 
-FORMATS = ("csv", "exercises", "canvas", "moodle")
 # headings in a gradebook of Canvas that are no assignments
 CANVAS_WHO = ("student", "lastname", "firstname", "id", "sis user id", "sis login id", "integration id", "root account", "section")  # fmt: skip
 CANVAS_TOTALS = re.compile(r"\b(Current|Final|Override) (Score|Points|Grade|Status)\b")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-class LmsError(ValueError):
-    """Grades that cannot be written in a platform's form; the message says what to do."""
 
 
 @dataclasses.dataclass
@@ -189,77 +183,6 @@ def plain_number(points: float) -> str:
 
 
 # a platform's own file
-
-
-class Sheet:
-    """A CSV whose cells can be replaced, every other byte kept.
-
-    Raises:
-        LmsError: it is no CSV that can be filled.
-    """
-
-    def __init__(self, path: Path):
-        try:
-            with open(path, "rb") as file:
-                self.data = file.read(MAX_TABLE_BYTES + 1)
-        except OSError as error:
-            raise LmsError(f"{path} cannot be read: {error.strerror}") from None
-        if len(self.data) > MAX_TABLE_BYTES or b"\0" in self.data:
-            raise LmsError(f"{path} is not a CSV file in UTF-8; export it again")
-        mark = 3 if self.data.startswith(b"\xef\xbb\xbf") else 0
-        self.path = path
-        self.rows: list[list[tuple[int, int]]] = max(
-            (list(spans(self.data, mark, d)) for d in b",;\t"), key=lambda rows: len(rows[0]) if rows else 0
-        )
-        self.changes: dict[tuple[int, int], bytes] = {}
-        if len(self.rows) < 2:
-            raise LmsError(f"{path} has no rows to fill")
-
-    def get(self, row: int, column: int | None) -> str:
-        """A cell's text; nothing where there is no such cell."""
-        if column is None or column >= len(self.rows[row]):
-            return ""
-        start, end = self.rows[row][column]
-        cell = decoded(self.data[start:end], str(self.path))
-        return cell[1:-1].replace('""', '"') if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
-
-    def put(self, row: int, column: int, value: str) -> None:
-        """Replaces a cell by a number, quoted as it was."""
-        start, end = self.rows[row][column]
-        quoted = self.data[start : start + 1] == b'"'
-        self.changes[start, end] = f'"{value}"'.encode() if quoted else value.encode()
-
-    def written(self) -> bytes:
-        """The file with the changes."""
-        parts, at = [], 0
-        for (start, end), value in sorted(self.changes.items()):
-            parts += [self.data[at:start], value]
-            at = end
-        return b"".join([*parts, self.data[at:]])
-
-    def columns(self) -> dict[str, int]:
-        """The first column of every heading."""
-        found: dict[str, int] = {}
-        for column in range(len(self.rows[0])):
-            found.setdefault(self.get(0, column).strip(), column)
-        return found
-
-
-def spans(data: bytes, at: int, delimiter: int) -> Iterator[list[tuple[int, int]]]:
-    """Where the cells of a CSV begin and end, row by row (RFC 4180); rows without a cell are left out."""
-    sign = re.escape(bytes([delimiter]))
-    cell = re.compile(rb'"(?:[^"]|"")*+"[^' + sign + rb"\r\n]*|[^" + sign + rb"\r\n]*")
-    row: list[tuple[int, int]] = []
-    while at <= len(data):
-        end = cell.match(data, at).end()  # type: ignore[union-attr]  # it matches an empty cell, too
-        row.append((at, end))
-        if data[end : end + 1] == bytes([delimiter]):
-            at = end + 1
-            continue
-        if len(row) > 1 or row[0][0] < row[0][1]:
-            yield row
-        row = []
-        at = end + (2 if data[end : end + 2] == b"\r\n" else 1)
 
 
 def fill_canvas(sheet: Sheet, grades: list[Grade], max_points: float, stem: str, column: str | None, scale: bool) -> Written:  # fmt: skip
