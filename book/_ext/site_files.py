@@ -53,6 +53,12 @@ MENDED = [
     (re.compile(r'(<div id="pst-primary-sidebar")(?! role)'), r'\1 role="navigation" aria-label="Book"'),
     # the corner of a table is no header
     (re.compile(r'<th class="head">(?:<p></p>)?</th>'), "<td></td>"),
+    # the colours of the first paint are those that the reader gets; without script they are light
+    (re.compile(r'(<html [^>]*)data-theme="auto"'), r'\1data-theme="light"'),
+    (
+        re.compile(r'(dataset\.theme = localStorage\.getItem\("theme"\) \|\| )"auto"'),
+        r'\1(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")',
+    ),
     # deprecated roles
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
@@ -60,6 +66,8 @@ MENDED = [
 # a second title and table of contents, for print alone
 PRINT_HEADER = re.compile(r'<div id="jb-print-docs-body".*?(?=<div id="searchbox">)', re.DOTALL)
 WITHOUT_SOURCE = ("404", "index", "search")
+# The theme measures every block of code on the page at once, and again after each; book/_static/course.js does it one by one.
+MEASURED = re.compile(r'\["pre","\.nboutput > \.output_area"[^\]]*\]')
 VIEWPORT = re.compile(r'<meta name="viewport"[^>]*>\n?')
 
 
@@ -71,6 +79,8 @@ def finish(app, error):
         path.unlink()
     for script in (folder / "_static" / "scripts").glob("fontawesome.js*"):
         script.unlink()
+    theme = folder / "_static" / "scripts" / "pydata-sphinx-theme.js"
+    theme.write_text(MEASURED.sub('["none"]', theme.read_text(encoding="utf-8")), encoding="utf-8")
     icons = Icons(ICON_SCRIPT_FILE.read_text(encoding="utf-8"))
     pages = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]
     made = {f"{name}.html" for name in app.env.found_docs} | {f"{name}.html" for name in WITHOUT_SOURCE}

@@ -21,18 +21,18 @@ document.querySelectorAll(".quiz").forEach((quiz) => {
   });
 });
 
-// What scrolls sideways in itself can be reached with the keyboard.
-const reachable = () => {
-  document.querySelectorAll("div.math, .bd-article table, .live-figure .scroll").forEach((box) => {
-    const scrolls = box.scrollWidth > box.clientWidth;
-    if (scrolls && !box.hasAttribute("tabindex")) {
-      box.tabIndex = 0;
-      if (!box.matches("table")) {
-        box.setAttribute("role", "group");
-        box.setAttribute("aria-label", box.matches(".math") ? "Equation" : "Table");
-      }
-    }
-  });
+// What scrolls in itself can be reached with the keyboard. Only what has been laid out is asked for its size.
+const BOXES = "pre, .cell_output > .output, div.math, .bd-article table, .live-figure .scroll";
+const reachable = (box) => {
+  const scrolls = box.scrollWidth > box.clientWidth || (box.matches("pre, .output") && box.scrollHeight > box.clientHeight);
+  if (!scrolls || box.hasAttribute("tabindex")) return;
+  box.tabIndex = 0;
+  if (box.matches("div.math, .scroll")) {
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", box.matches(".math") ? "Equation" : "Table");
+  }
 };
-window.addEventListener("load", reachable);
-window.addEventListener("resize", reachable);
+window.addEventListener("load", () => {
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => reachable(entry.target)));
+  document.querySelectorAll(BOXES).forEach((box) => sizes.observe(box));
+});
