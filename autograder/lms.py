@@ -133,7 +133,7 @@ def new_canvas(grades: list[Grade], max_points: float, title: str) -> Written:
     for grade in grades:
         says = grade.person.says
         if grade.score is None:
-            written.left.append(f"{grade.person.student}: handed nothing in")
+            written.left.append(f"{grade.person.student}: has no grade")
             continue
         sortable = f"{says['last']}, {says['first']}" if says.get("last") and says.get("first") else says.get("name", "")  # fmt: skip
         ids = [says.get("canvas", ""), says.get("sis", ""), says.get("login", "")]
@@ -152,7 +152,7 @@ def new_moodle(grades: list[Grade], title: str) -> Written:
     for grade in grades:
         says = grade.person.says
         if grade.score is None:
-            written.left.append(f"{grade.person.student}: handed nothing in")
+            written.left.append(f"{grade.person.student}: has no grade")
             continue
         ids = [says.get(k, "") for k in ("login", "sis", "email")]
         if not any(ids):
@@ -294,7 +294,7 @@ def put(
 ) -> None:
     """Writes a grade into its cell."""
     if grade.score is None:
-        written.left.append(f"{name}: handed nothing in")
+        written.left.append(f"{name}: has no grade")
     elif column >= len(sheet.rows[row]):
         written.unknown_rows.append(f"{name}: the row is too short")
     elif fold(sheet.get(row, column)) in ("ex", "n/a"):
