@@ -108,7 +108,7 @@ class MixtureOfExperts(nn.Module):
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 gate, value = F.linear(tokens[token], self.up[expert]).chunk(2, dim=-1)
                 part = F.linear(F.silu(gate) * value, self.down[expert])
-                mixed = mixed.index_add(0, token, part * weights[token, place, None].to(part.dtype))
+                mixed = mixed.index_add(0, token, (part * weights[token, place, None]).to(mixed.dtype))
         if self.shared is not None:
             mixed = mixed + self.shared(tokens)
         return mixed.view(x.shape)

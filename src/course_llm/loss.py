@@ -302,8 +302,8 @@ def _turn_into_gradient(
 
 def _add_product(total: Float[Tensor, "n m"], a: Float[Tensor, "n k"], b: Float[Tensor, "k m"]) -> None:
     """Adds a @ b to the total, in place, and computes it in the total's order of rows and columns."""
-    if total.dtype == a.dtype:
-        torch.addmm(total, a, b, out=total)  # in place: addmm_ is not among the operations that torch counts
+    if total.dtype == a.dtype and not torch.compiler.is_compiling():
+        torch.addmm(total, a, b, out=total)  # and not addmm_, which torch's counter of FLOPs leaves out
     elif total.is_contiguous():
         total += a @ b
     else:

@@ -412,7 +412,7 @@ def _start(log_n: Tensor, log_d: Tensor, loss: Tensor) -> Tensor:
     A and B are those at the mean of log N and log D: the five are nearly independent of each other there.
     """
     grid = torch.linspace(0.05, 1.5, 30, dtype=torch.float64, device=loss.device)
-    best, start = math.inf, torch.zeros(5)
+    best, start = math.inf, loss.new_zeros(5)
     for alpha in grid:
         for_n = (-alpha * (log_n - log_n.mean())).exp()
         columns = (-grid[:, None] * (log_d - log_d.mean())).exp()  # (grid, runs)
