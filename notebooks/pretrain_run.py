@@ -13,6 +13,7 @@
 # %%
 import io
 import os
+import random
 import time
 
 import torch
@@ -41,13 +42,13 @@ mine = own_functions("pretraining", ["random_batch", "learning_rate", "adamw_ste
 # %% [markdown]
 # ## The text
 #
-# All training documents in one stream, an end of text after each. You may put other text in their place: any list of strings will do, and
+# All training documents in one stream, in random order, an end of text after each. You may put other text in their place: any list of strings will do, and
 # `corpus.read_documents("my_file.txt")` reads one document a line.
 
 # %%
 tokenizer = load_tokenizer()
 documents = corpus.training_documents()
-ids = tokenizer.encode_batch(documents)
+ids = tokenizer.encode_batch(random.Random(1).sample(documents, len(documents)))
 stream = torch.tensor([token for document in ids for token in (*document, tokenizer.eos_id)])
 print(f"{len(documents):,} documents, {corpus.byte_count(documents) / 1e6:.2f} MB, {len(stream):,} tokens; for example:\n{documents[4000]}")
 
@@ -114,7 +115,15 @@ class Mixed(nn.Module):
 
 
 # %%
-PEAK, WARMUP, BATCH, BLOCK = 3e-3, 200, 4, 128
+PEAK, WARMUP, BATCH, BLOCK = 3e-3, min(200, STEPS // 10), 4, 128
+FLAT = round(0.6 * STEPS)  # steps before the rate falls
+
+
+def rate(step):
+    """Warm-up, flat, then half a cosine down to 0: your schedule twice."""
+    if step < FLAT:
+        return mine.learning_rate(step, PEAK, WARMUP, FLAT, PEAK)  # a floor as high as the peak
+    return mine.learning_rate(step - FLAT, PEAK, 0, STEPS - FLAT, 0.0)
 
 
 def train_step(net, optimizer, step, generator):
@@ -125,7 +134,7 @@ def train_step(net, optimizer, step, generator):
     for p, grad in zip(parameters, clipped, strict=True):
         p.grad = grad
     for group in optimizer.param_groups:
-        group["lr"] = mine.learning_rate(step, PEAK, min(WARMUP, STEPS // 10), STEPS, PEAK / 100)
+        group["lr"] = rate(step)
     optimizer.step()
     return loss.item()
 
@@ -227,6 +236,6 @@ print(f"{os.path.getsize('my_model.safetensors') / 1e6:.1f} MB in float16; {befo
 # %% [markdown]
 # ## What next
 #
-# - Leave something out: no warm-up (`WARMUP = 0`), no clipping (a limit of `1e9`), 16 rows a step. What does each cost in bits per byte?
+# - Leave something out: no warm-up (`WARMUP = 0`), no clipping (a limit of `1e9`), 16 rows a step, a cosine from beginning to end. What does each cost in bits per byte?
 # - The same budget of FLOPs can buy a smaller model that reads more, or a larger one that reads less. Which is better here?
 # - `course-llm pretrain` trains the course's model: the same loop with checkpoints, a log, and a recipe in a file. It takes six times as many tokens.
