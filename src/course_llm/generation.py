@@ -21,6 +21,7 @@ from course_llm import decoding
 from course_llm.caches import Cache, ChunkedCache, GrowingCache, RollingCache, StaticCache
 from course_llm.compact_caches import PagedCache, QuantizedCache
 from course_llm.model import Decoder
+from course_llm.nucleus import top_p_by_values
 from course_llm.tokenizer import CourseTokenizer
 
 CACHE_KINDS = ("growing", "chunked", "static", "fixed", "rolling", "int8", "paged")
@@ -60,9 +61,9 @@ class Sampling:
     ) -> Int[Tensor, " batch"]:
         """Draws from the same distribution, but sorts and draws among the `among` best tokens only.
 
-        With top-k that is exact. With top-p alone it is exact whenever the best tokens hold mass p, which is
-        tested; rows where they do not fall back to `draw`. Ties at the last place go to any of the tied
-        tokens.
+        With top-k that is exact. With top-p alone it is exact in the rows whose best tokens hold mass p; the
+        others draw from the whole vocabulary, as in `draw` but with the faster `top_p_by_values`. Ties at the
+        last place go to any of the tied tokens.
         """
         k = min(self.top_k or among, logits.shape[-1])
         limited = self.top_k is not None or (self.top_p or 1.0) < 1.0
@@ -71,20 +72,31 @@ class Sampling:
         best, ids = logits.topk(k, dim=-1)
         wide = torch.promote_types(logits.dtype, torch.float32)
         scaled = best.to(wide) / self.temperature
-        if self.top_k is None:
-            total = (logits.to(wide) / self.temperature).logsumexp(-1, keepdim=True)
-            probs = (scaled - total).exp()
-            if bool((probs.sum(-1) < self.top_p).any()):
-                return self.draw(logits, generator)
-        else:
-            probs = scaled.softmax(-1)
+        if self.top_k is not None:
+            return self._draw_among(scaled.softmax(-1), ids, generator)
+        probs = (scaled - (logits.to(wide) / self.temperature).logsumexp(-1, keepdim=True)).exp()
+        short = probs.sum(-1) < self.top_p
+        if not bool(short.any()):
+            return self._draw_among(probs, ids, generator)
+        chosen = ids.new_empty(len(ids))
+        whole = decoding.softmax_with_temperature(logits[short], self.temperature)
+        chosen[short] = self._pick(top_p_by_values(whole, self.top_p), generator)
+        if not bool(short.all()):
+            chosen[~short] = self._draw_among(probs[~short], ids[~short], generator)
+        return chosen
+
+    def _draw_among(self, probs: Tensor, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draws one of the tokens whose probabilities are given in falling order."""
         if self.top_p is not None and self.top_p < 1:
             before = probs.cumsum(-1) - probs
             probs = probs * (before < self.top_p)
+        return ids.gather(-1, self._pick(probs, generator)[:, None])[:, 0]
+
+    def _pick(self, probs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Applies min-p, the last of the steps, and draws a place of each row."""
         if self.min_p is not None:
-            probs = probs * (probs >= self.min_p * probs[:, :1])
-        place = torch.multinomial(probs, 1, generator=generator)
-        return ids.gather(-1, place)[:, 0]
+            probs = decoding.min_p_filter(probs, self.min_p)
+        return torch.multinomial(probs, 1, generator=generator)[:, 0]
 
 
 def make_cache(

@@ -21,6 +21,15 @@ from course_llm.layers import Linear, RMSNorm, Step, rotate, seen_weights
 LATENT_NORM_EPS = 1e-6  # DeepSeek's, whatever the eps of the other norms
 
 
+def dot_products(
+    rows: Float[Tensor, "batch rows width"], keys: Float[Tensor, "batch keys width"], part: int = 512
+) -> Float[Tensor, "batch rows keys"]:
+    """Returns rows · keysᵀ; long keys on a CPU by parts that its cache holds while the product rearranges them."""
+    if keys.device.type != "cpu" or keys.shape[1] <= 4 * part:
+        return torch.bmm(rows, keys.mT)
+    return torch.cat([torch.bmm(rows, some.mT) for some in keys.split(part, dim=1)], dim=-1)
+
+
 class LatentAttention(nn.Module):
     """Causal multi-head latent attention (arXiv 2405.04434, §2.1) with a decoupled rotary key."""
 
@@ -92,8 +101,9 @@ class LatentAttention(nn.Module):
         shape = rows.shape[:3]
         rows = rows.flatten(1, 2)
         keys, positions = c[:, 0], k_r[:, 0]
-        scores = torch.bmm(rows[..., : self.d_c], keys.mT) + torch.bmm(rows[..., self.d_c :], positions.mT)
+        scores = dot_products(rows[..., : self.d_c], keys) + torch.bmm(rows[..., self.d_c :], positions.mT)
         scores = scores.unflatten(1, shape[1:])
         weights = seen_weights(scores, step.mask)
         seen = torch.bmm(weights.flatten(1, 2), keys).unflatten(1, shape[1:])  # (batch, heads, queries, d_c)
-        return seen @ w_uv.mT
+        # the matrix first: a product that is one row wide is slower than one that is one column wide
+        return (w_uv @ seen.mT).mT

@@ -9,14 +9,15 @@ Which is best depends on the number of rows: `prepack_weights` is told how many 
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from course_llm.layers import Linear
-from course_llm.model import Decoder
 
+Model = TypeVar("Model", bound=nn.Module)
 PLAIN = ("kv_up",)  # absorbed latent attention works with the weight itself
 
 
@@ -46,15 +47,15 @@ def along_outputs(linear: nn.Linear) -> nn.Linear:
 
 
 @torch.no_grad()
-def prepack_weights(model: Decoder, batch: int) -> Decoder:
-    """Returns a decoder for inference whose matrices are laid out for steps of `batch` rows.
+def prepack_weights(model: Model, batch: int) -> Model:
+    """Returns a model for inference whose matrices are laid out for steps of `batch` rows.
 
-    The logits are those of the model up to rounding, for any input. The matrices are copied as they are now; everything
-    else is shared with the model. On other devices than a CPU, and where PyTorch was built without oneDNN, the
-    model's own layers are used.
+    The results are those of the model up to rounding, for any input. The matrices are copied as they are now;
+    everything else is shared with the model. On other devices than a CPU, and where PyTorch was built without
+    oneDNN, the model's own layers are used.
 
     Args:
-        model: stays as it is.
+        model: a decoder or a layer of one; it stays as it is.
         batch: sequences that will be decoded together.
 
     Raises:
@@ -62,19 +63,24 @@ def prepack_weights(model: Decoder, batch: int) -> Decoder:
     """
     if batch < 1:
         raise ValueError(f"prepack_weights needs batch >= 1, got batch={batch}")
-    weight = model.embedding.weight
-    half = weight.dtype in (torch.bfloat16, torch.float16)
 
     def lay_out(name: str, module: nn.Module) -> nn.Module:
-        if isinstance(module, Linear) and name not in PLAIN:
-            if batch > 1 or half:
-                # blocks for fewer than 16 rows are slower for some numbers of rows, and faster for none
-                return BlockedLinear(module, max(batch, 16))
-            # a narrow output is read faster as it is
-            return along_outputs(module) if module.out_features >= module.in_features else module
+        if isinstance(module, Linear):
+            return module if name in PLAIN else _laid_out(module, batch)
         twin = copy.copy(module)
         twin._modules = {name: child and lay_out(name, child) for name, child in module._modules.items()}
         return twin
 
-    blocks = torch.backends.mkldnn.is_available() and weight.dtype != torch.float64
-    return lay_out("", model) if weight.device.type == "cpu" and (blocks or batch == 1) else model
+    return lay_out("", model)
+
+
+def _laid_out(linear: Linear, batch: int) -> nn.Module:
+    """Chooses the layout of one layer."""
+    weight = linear.weight
+    if weight.device.type != "cpu" or (weight.dtype == torch.float64 and batch > 1):
+        return linear
+    if batch == 1 and weight.dtype in (torch.float32, torch.float64):
+        # a narrow output is read faster as it is
+        return along_outputs(linear) if linear.out_features >= linear.in_features else linear
+    # blocks for fewer than 16 rows are slower for some numbers of rows, and faster for none
+    return BlockedLinear(linear, max(batch, 16)) if torch.backends.mkldnn.is_available() else linear
