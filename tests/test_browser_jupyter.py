@@ -173,6 +173,17 @@ def wrong_rows(told: str) -> int:
     return told.count("✗ failed") + told.count("✓ passed")
 
 
+def pressed(page, link) -> str:
+    """Clicks a button of the formgrader, waits for the dialog that says that it worked, and closes it."""
+    link.click(timeout=PATIENCE_MS)
+    told = page.locator(".modal-dialog", has_text="Success").last
+    told.wait_for(timeout=PATIENCE_MS)
+    words = told.inner_text()
+    told.locator("button.btn-primary, button.close").last.click()
+    page.locator(".modal-backdrop").last.wait_for(state="detached", timeout=PATIENCE_MS)
+    return words
+
+
 def test_an_instructor_autogrades_in_the_formgrader_and_gets_the_grades_of_the_command(browser, tmp_path):  # noqa: F811
     students = ("ada", "emil", "ines", "jun", "liam", "mona", "quin")
     notebooks = sample_class(STEM)
@@ -192,12 +203,7 @@ def test_an_instructor_autogrades_in_the_formgrader_and_gets_the_grades_of_the_c
         page.goto(f"{address}/formgrader/manage_submissions/{STEM}", wait_until="domcontentloaded")
         for student in students:
             row = page.locator("tr").filter(has=page.locator("td.student-id", has_text=student))
-            row.locator("td.autograde a").click(timeout=PATIENCE_MS)
-            told = page.locator(".modal-dialog", has_text="Success").last
-            told.wait_for(timeout=PATIENCE_MS)
-            assert student in told.inner_text()
-            told.locator("button.btn-primary, button.close").last.click()
-            page.locator(".modal-backdrop").last.wait_for(state="detached", timeout=PATIENCE_MS)
+            assert student in pressed(page, row.locator("td.autograde a"))
         page.close()
     clicked, typed = entries(tmp_path / "clicked"), entries(tmp_path / "typed")
     assert clicked == typed

@@ -362,6 +362,24 @@ def test_validate_fails_on_a_notebook_that_is_not_there(elsewhere):
     assert "There is no notebook other.ipynb" in nbgrader(elsewhere, "validate", "other.ipynb", code=1).stderr
 
 
+# settings
+
+
+def test_settings_of_the_machine_hold_for_our_commands_and_the_course_folder_has_the_last_word(
+    tmp_path, monkeypatch
+):
+    machine, course = tmp_path / "machine", tmp_path / "course"
+    for folder in (machine, course):
+        folder.mkdir()
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(machine))
+    everybody = f'c = get_config()\nc.Exchange.root = "{tmp_path}"\nc.CourseDirectory.course_id = "other"\n'
+    (machine / "nbgrader_config.py").write_text(everybody + 'c.CourseDirectory.root = "/"\n')
+    (course / "nbgrader_config.py").write_text(CONFIG)
+    api = Course(course).api()
+    assert api.exchange_root == str(tmp_path)
+    assert (api.course_id, api.coursedir.root) == ("course_llm", str(course))
+
+
 # the exchange
 
 

@@ -11,7 +11,7 @@ import pytest
 from autograder import cli
 from autograder.course import CONFIG, Course, CourseError, fingerprint
 from autograder.grading import Options, grade_many
-from tests.postgres import PASSWORD, URL_PASSWORD, postgres, programs
+from tests.postgres import NAME, PASSWORD, URL_PASSWORD, postgres, programs
 from tests.test_nbgrader import (
     PROGRAMS,
     STEM,
@@ -116,9 +116,16 @@ def test_grading_again_grades_nothing_twice(ours, capsys):
     assert entries(ours) == before
 
 
-def test_a_new_database_is_filled_again(sqlite, server, tmp_path, capsys):
-    """A course that moves from SQLite has notebooks that are graded and a gradebook that is empty."""
-    root = moved(sqlite, tmp_path / "course", server.database("moved"))
+def test_a_new_database_is_filled_again(sqlite, server, tmp_path, capsys, monkeypatch):
+    """A course that moves from SQLite has notebooks that are graded and a gradebook that is empty; the password is in a file."""
+    url = (
+        server.database("moved").replace("postgresql:", "postgresql+psycopg:").replace(f":{URL_PASSWORD}", "")
+    )
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"127.0.0.1:{server.port}:moved:{NAME}:{PASSWORD}\n")
+    passwords.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
+    root = moved(sqlite, tmp_path / "course", url)
     command("release", STEM, "--course", root)
     reports = json.loads(command("grade", STEM, root / "submitted", "--course", root, "--json"))
     assert "already" not in capsys.readouterr().err
