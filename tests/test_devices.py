@@ -223,6 +223,8 @@ def test_fixed_cache_keeps_its_addresses_and_takes_its_position_from_a_tensor(na
     for place in range(3, 8):
         got = model(ids[:, place : place + 1], cache)
         torch.testing.assert_close(got[:, 0], want[:, place], rtol=0, atol=1e-11)
+    cache.reset()
+    model(ids[:, :5], cache)
     cache.crop(2)
     torch.testing.assert_close(model(ids[:, 2:4], cache), want[:, 2:4], rtol=0, atol=1e-11)
     assert addresses == [tensor.data_ptr() for tensor in (*cache.keys, *cache.values, cache.length)]

@@ -222,7 +222,10 @@ class StaticCache(Cache):
         self.reset()
 
     def reset(self) -> None:
-        self.length = torch.zeros((), dtype=torch.int64, device=self.device) if self.fixed else 0
+        if isinstance(self.length, Tensor):
+            self.length.zero_()  # in place: the address must stay the same
+        else:
+            self.length = torch.zeros((), dtype=torch.int64, device=self.device) if self.fixed else 0
 
     def _held(self) -> list[list[Tensor]]:
         return [self.keys, self.values]
