@@ -27,6 +27,7 @@ BARS = {
     "desktop": {"performance": 0.98, "accessibility": 1, "best-practices": 1, "seo": 1},
     "mobile": {"performance": 0.90, "accessibility": 1, "best-practices": 1, "seo": 1},
 }
+LIMIT_SHIFT = 0.005  # zero to two decimals; up to 0.1 counts as good
 LIMIT_BYTES = 600_000  # of a page's first load, compressed
 TIMINGS = {
     "first paint": "first-contentful-paint",
@@ -163,7 +164,7 @@ def shortfalls(row, device):
         for name, bar in BARS[device].items()
         if name in row and (row[name] or 0) < bar
     ]
-    if row.get("layout_shift", 0) > 0:
+    if row.get("layout_shift", 0) >= LIMIT_SHIFT:
         short.append(f"layout shift {row['layout_shift']:.4f}")
     if row.get("transfer_bytes", 0) > LIMIT_BYTES:
         short.append(f"{row['transfer_bytes']:,} bytes > {LIMIT_BYTES:,}")

@@ -278,6 +278,15 @@ def test_pages_load_one_style_sheet_and_no_font_whole(site):  # noqa: F811
     assert set(sizes) == {"icons.woff2", "math.woff2"}
 
 
+def test_font_of_icons_has_the_icons_of_notes_and_warnings(site):  # noqa: F811
+    from fontTools.ttLib import TTFont
+
+    known = TTFont(site / "_static" / "icons.woff2").getBestCmap()
+    css = (site / "_static" / "site.css").read_text(encoding="utf-8")
+    for icon in "\uf071\uf05a\uf0eb":  # triangle, i, lightbulb
+        assert icon in css and ord(icon) in known
+
+
 def test_lighthouse_table_names_what_falls_short():
     import lighthouse
 
@@ -359,7 +368,7 @@ def test_chapters_can_be_read_without_script(site, browser):  # noqa: F811
         for i in range(answers.count()):
             answers.nth(i).locator("summary").click()
             assert re.match(
-                r"(Right|Not quite)\. \S.{10,}", answers.nth(i).locator("div").inner_text(), re.DOTALL
+                r"(Right|Not quite)\.\s+\S.{10,}", answers.nth(i).locator("div").inner_text(), re.DOTALL
             ), name
         for i in range(page.locator("math[display=block]").count()):
             assert page.locator("math[display=block]").nth(i).bounding_box()["height"] > 10, name

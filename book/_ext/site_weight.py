@@ -23,7 +23,7 @@ IMPORT = re.compile(r'@import (?:url\()?["\']([^"\']+)["\']\)?;')
 ADDRESS = re.compile(r'url\(\s*["\']?([^"\')]+)["\']?\s*\)')
 WORD = re.compile(r"[A-Za-z_][\w-]*")
 NAME = re.compile(r"[.#](-?[A-Za-z_](?:[\w-]|\\.)*)")
-CODE_POINT = re.compile(r"content:\s*[\"']\\([0-9a-fA-F]{4,5})[\"']")
+ICON_CHARACTER = re.compile(r"[\ue000-\uf8ff]")  # in `content`, or in a variable that `content` takes
 MATH = re.compile(r"<math\b.*?</math>", re.DOTALL)
 BUNDLE = "site.css"
 SOURCE = Path(__file__).parent.parent / "_static"
@@ -150,7 +150,7 @@ def can_match(selector, words):
 
 def with_small_icons(css, static):
     """Style sheets whose icon font has the icons that they show, and no other."""
-    points = {int(code, 16) for code in CODE_POINT.findall(css)}
+    points = {ord(char) for char in ICON_CHARACTER.findall(css)}
     source = static / "vendor" / "fontawesome" / "webfonts" / "fa-solid-900.woff2"
     if source.exists():
         save_subset(source, static / ICON_FONT, points)
