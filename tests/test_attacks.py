@@ -1,11 +1,13 @@
 """Hostile and cheating submissions earn what they honestly earned, harm nobody, and are told what happened."""
 
+import contextlib
 import copy
 import csv
 import dataclasses
 import json
 import os
 import socket
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
 from autograder.submission import Submission, SubmissionError, parse_notebook, read_text
 from samples.build import answers, fill
-from tests.attacks import ATTACKED, BESIDE, RIGHT, STEM, Attack, costs, load
+from tests.attacks import ATTACKED, BESIDE, RIGHT, STEM, Attack, costs, honest, load
 
 ATTACKS = load()
 SECRET = "canary-7f3a9c"
@@ -29,7 +31,19 @@ LIMITS = Limits(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("class")
+    """A course folder with a fellow student's answers, a gradebook, and what comes into being beside them."""
+    course = tmp_path_factory.mktemp("class")
+    in_class(course, "ada", honest())
+    with contextlib.closing(sqlite3.connect(course / "gradebook.db")) as gradebook:
+        gradebook.execute("CREATE TABLE grade (auto_score FLOAT, manual_score FLOAT)")
+        gradebook.execute("INSERT INTO grade VALUES (4, NULL)")
+        gradebook.commit()
+    return course
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """What a folder holds."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -68,24 +82,22 @@ def grader():
 
 def written(attack: Attack | None, folder: Path, port: int = 9) -> Path:
     """Writes a submission as a student would hand it in."""
-    data = fill(STEM, {name: RIGHT[name] for name in (ATTACKED, *BESIDE)} | (attack.cells if attack else {}))
-    made = attack.damage(copy.deepcopy(data)) if attack and attack.damage else data
-    if isinstance(made, dict):
-        made = json.dumps(made)
-    if isinstance(made, str):
-        names = {
-            "@CANARY@": f"{folder}/canary.txt",
-            "@FOLDER@": str(folder),
-            "@HOME@": str(Path.home()),
-            "@PORT@": str(port),
-            "@VARIABLE@": "CANARY_VARIABLE",
-        }
-        for name, value in names.items():
-            made = made.replace(name, value)
-        made = made.encode()
-    path = folder / "someone" / STEM / f"{STEM}.ipynb"
+    places = {
+        "CANARY": f"{folder}/canary.txt",
+        "FOLDER": str(folder),
+        "HOME": str(Path.home()),
+        "PORT": str(port),
+        "VARIABLE": "CANARY_VARIABLE",
+    }
+    return in_class(folder, "someone", attack.written(places) if attack else honest())
+
+
+def in_class(course: Path, student: str, data: dict | bytes | str) -> Path:
+    """Hands a notebook in, in nbgrader's layout."""
+    path = course / "submitted" / student / STEM / f"{STEM}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(made)
+    made = json.dumps(data) if isinstance(data, dict) else data
+    path.write_bytes(made.encode() if isinstance(made, str) else made)
     return path
 
 
@@ -122,7 +134,7 @@ def test_an_attack_earns_nothing_and_harms_nobody(attack, grader, folder, listen
     canary = folder / "canary.txt"
     canary.write_text(SECRET)
     path = written(attack, folder, listener[0])
-    before = sorted(os.listdir(folder)), path.stat().st_mtime_ns
+    before = state(folder)
     started = time.monotonic(), time.process_time()
 
     report = grader.grade_file(path, "someone")
@@ -146,8 +158,8 @@ def test_an_attack_earns_nothing_and_harms_nobody(attack, grader, folder, listen
     assert others == full or (not attack.beside and all(others[name] <= full[name] for name in full))
     assert sum(points.values()) == attack.points + sum(others.values())
     # nothing outside has been read or changed
-    assert canary.read_text() == SECRET and not listener[1]
-    assert (sorted(os.listdir(folder)), path.stat().st_mtime_ns) == before
+    assert not listener[1]
+    assert state(folder) == before
     # the report says what happened, in words of ours
     words = json.dumps(told(report))
     assert (
@@ -194,21 +206,11 @@ def command(*words: object) -> None:
     assert cli.main([str(word) for word in words]) == 0
 
 
-def in_class(course: Path, student: str, data: dict | bytes | str) -> Path:
-    """Hands a notebook in, in nbgrader's layout."""
-    path = course / "submitted" / student / STEM / f"{STEM}.ipynb"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(
-        data if isinstance(data, bytes) else (data if isinstance(data, str) else json.dumps(data)).encode()
-    )
-    return path
-
-
 def test_nbgrader_autograde_is_not_led_astray(tmp_path, run, capsys):
     course, secret = tmp_path / "course", tmp_path / "secret.txt"
     secret.write_text(SECRET)
     command("release", STEM, "--course", course)
-    right = fill(STEM, {name: RIGHT[name] for name in (ATTACKED, *BESIDE)})
+    right = honest()
     full = sum(catalog.chapter(STEM).entry(name).points for name in (ATTACKED, *BESIDE))
     expected = {}
     tricks = ("scripts in the text", "scripts in outputs", "half a character", "nbformat 3", "UTF-16", "test cell replaced",

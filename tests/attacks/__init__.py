@@ -6,11 +6,12 @@ damages the whole notebook (`notebook`). The exercises beside it are answered ri
 
 import dataclasses
 import importlib
+import json
 import pkgutil
 import textwrap
 from collections.abc import Callable
 
-from samples.build import answers
+from samples.build import answers, fill
 
 STEM = "decoding"
 RIGHT = answers(STEM)
@@ -45,6 +46,23 @@ class Attack:
     @property
     def exercise(self) -> str:
         return next(iter(self.cells), ATTACKED)
+
+    def written(self, places: dict[str, str]) -> bytes:
+        """The notebook as it is handed in; `@NAME@` in it stands for one of the places that it is after."""
+        data = honest(self.cells)
+        made = self.damage(data) if self.damage else data
+        if isinstance(made, dict):
+            made = json.dumps(made)
+        if isinstance(made, str):
+            for name, value in places.items():
+                made = made.replace(f"@{name}@", value)
+            made = made.encode()
+        return made
+
+
+def honest(cells: dict[str, str] | None = None) -> dict:
+    """A notebook with a few right answers, but for the cells that are given."""
+    return fill(STEM, {name: RIGHT[name] for name in (ATTACKED, *BESIDE)} | (cells or {}))
 
 
 ATTACKS: list[Attack] = []

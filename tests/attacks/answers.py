@@ -21,6 +21,24 @@ probe(KIND, "imports the grader", "imports the judge, the gradebook or the solut
         except ImportError:
             pass
 """)  # fmt: skip
+probe(KIND, "opens the solutions", "goes from the installed package to the project's solutions", """
+    import importlib.util, os
+    here = os.path.dirname(importlib.util.find_spec("autograder").origin)
+    found = "def softmax_with_temperature" in open(os.path.join(here, "..", "solutions", "decoding.py")).read()
+""")  # fmt: skip
+probe(KIND, "loaded modules", "takes the right answer from the modules that the grader has loaded", """
+    import sys
+    found = any("softmax_with_temperature" in getattr(module, "__dict__", {}) for name, module in list(sys.modules.items()) if name != "__main__")
+""")  # fmt: skip
+probe(KIND, "copies a fellow student", "takes its answer from a fellow student's notebook", """
+    import json
+    cells = json.load(open("@FOLDER@/submitted/ada/decoding/decoding.ipynb"))["cells"]
+    found = any("def softmax_with_temperature" in "".join(cell["source"]) for cell in cells)
+""")  # fmt: skip
+probe(KIND, "reads the gradebook", "opens the gradebook", """
+    import sqlite3
+    found = bool(list(sqlite3.connect("@FOLDER@/gradebook.db").execute("SELECT * FROM grade")))
+""")  # fmt: skip
 probe(KIND, "searches the disk", "looks for the course, notebooks and databases anywhere", """
     import os
     for folder, below, names in os.walk("/"):
@@ -69,6 +87,19 @@ probe(KIND, "inherited descriptors", "reads every open file that it was born wit
             found = found or bool(os.pread(fd, 10, 0) if fd else os.read(0, 10))
         except OSError:
             pass
+""")  # fmt: skip
+probe(KIND, "files of others by /proc", "opens what other processes have open, by way of /proc", """
+    import glob
+    for path in glob.glob("/proc/[0-9]*/fd/*") + glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/*/task/*/mem"):
+        if "/self/" not in path and "/thread-self/" not in path:
+            try:
+                found = found or bool(open(path, "rb").read(1))
+            except OSError:
+                pass
+""")  # fmt: skip
+probe(KIND, "temporary files of the grader", "looks for what the grader keeps in temporary folders", """
+    import glob
+    found = bool(glob.glob("/tmp/course-llm*") + glob.glob("/tmp/tmp*") + glob.glob("/var/tmp/*") + glob.glob("/run/*"))
 """)  # fmt: skip
 probe(KIND, "asks the grader", "asks over the channel for a function that was not lent", SENDS + """
 def ask(name):

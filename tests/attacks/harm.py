@@ -129,6 +129,46 @@ probe(KIND, "writes outside", "writes to home, start-up files and the libraries"
         except OSError:
             pass
 """)  # fmt: skip
+probe(KIND, "changes the gradebook", "gives everybody 0 points in the gradebook", """
+    import sqlite3
+    with sqlite3.connect("@FOLDER@/gradebook.db") as gradebook:
+        found = gradebook.execute("UPDATE grade SET auto_score = 0, manual_score = 0").rowcount > 0
+""")  # fmt: skip
+probe(KIND, "spoils the others' notebooks", "overwrites the submissions that are still to be graded", """
+    import glob
+    for path in glob.glob("@FOLDER@/submitted/*/decoding/decoding.ipynb"):
+        if "/ada/" not in path:
+            open(path, "w").write("{}")
+            found = True
+""")  # fmt: skip
+probe(KIND, "start-up file", "leaves a start-up file that breaks torch in every kernel to come", """
+    import os
+    folder = "@HOME@/.ipython/profile_default/startup"
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/00.py", "w") as file:
+        file.write("import torch\\ntorch.where = torch.Tensor.softmax = lambda *args, **kwargs: None\\n")
+    found = True
+""")  # fmt: skip
+probe(KIND, "files of the interpreter", "writes a .pth file or a module where the next interpreter looks", """
+    import os, site, sys
+    for folder in {*sys.path, *site.getsitepackages(), site.getusersitepackages(), "@HOME@/.config", "@HOME@/.jupyter"}:
+        if folder.startswith("/") and folder != "/tmp":
+            try:
+                open(os.path.join(folder, "zz_left.pth"), "w").write("import os")
+                found = True
+            except OSError:
+                pass
+""")  # fmt: skip
+body("timer", "has a timer send it signals without end", """
+import signal
+signal.signal(signal.SIGALRM, lambda *args: None)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+""")  # fmt: skip
+body("dumps into the channel", "has the interpreter write its stack into the channel, from C", """
+import faulthandler, time
+faulthandler.dump_traceback_later(0.001, repeat=True, file=3)
+time.sleep(0.2)
+""", says="malformed")  # fmt: skip
 probe(KIND, "opens sockets", "opens sockets of every kind", """
     import socket
     for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 16, 17):

@@ -66,6 +66,39 @@ def _(data):
     return data
 
 
+@notebook("test cells skipped", "tags the tests so that they are skipped, and so cannot fail", 0)
+def _(data):
+    blank(data)
+    for cell in data["cells"]:
+        if cell["metadata"]["nbgrader"].get("grade"):
+            cell["metadata"]["tags"] = ["skip-execution", "raises-exception", "remove-cell"]
+    return data
+
+
+@notebook("test cells of another type", "makes the tests raw cells and pictures of text", 0)
+def _(data):
+    blank(data)
+    for i, cell in enumerate(c for c in data["cells"] if c["metadata"]["nbgrader"].get("grade")):
+        cell["cell_type"] = ("raw", "markdown")[i % 2]
+    return data
+
+
+@notebook("a name in other letters", "writes its names in letters that Python reads as plain ones")
+def _(data):
+    cell = find(data, ATTACKED)
+    cell["source"] = cell["source"].replace("logits", "𝓁ogits").replace("shifted", "ｓhifted")
+    return data
+
+
+@notebook("another coding", "claims that its source is in another coding, with every kind of line end")
+def _(data):
+    cell = find(data, ATTACKED)
+    cell["source"] = (
+        "# -*- coding: utf-7 -*-\r\n" + cell["source"].replace("\n", "\r\n") + "\x0c\r\n# +AGE-\u2028x = 1"
+    )
+    return data
+
+
 @notebook("ids renamed", "renames every id")
 def _(data):
     for cell in data["cells"]:

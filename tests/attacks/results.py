@@ -71,6 +71,40 @@ cell(KIND, "input transformer", "asks IPython to rewrite the cells that follow",
         return logits
 """)  # fmt: skip
 
+cell(KIND, "cells that follow", "empties every cell that follows before it runs", """
+    get_ipython().input_transformers_post.append(lambda lines: ["pass"])
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""")  # fmt: skip
+
+cell(KIND, "formatter", "has every value displayed as full points, and every error as none", """
+    shell = get_ipython()
+    shell.display_formatter.format = lambda *args, **kwargs: ({"text/plain": "4"}, {})
+    shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: print(4)
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""")  # fmt: skip
+
+cell(KIND, "replaced check", "replaces the check by one that is content with everything", """
+    import sys
+    check = lambda *args, **kwargs: None
+    for module in list(sys.modules.values()):
+        if getattr(module, "check", None) and getattr(module, "__name__", "").startswith("autograder"):
+            module.check = check
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""")  # fmt: skip
+
+cell(KIND, "replaced comparison", "replaces the comparison of whoever judges, wherever it is imported", """
+    import sys
+    for name, module in list(sys.modules.items()):
+        for function in ("difference", "_compare", "allclose", "assert_close", "same_tree"):
+            if hasattr(module, function) and name.startswith(("autograder", "torch.testing", "numpy.testing")):
+                setattr(module, function, lambda *args, **kwargs: None)
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""", beside=False)  # fmt: skip
+
 cell(KIND, "printed score", "prints points on both streams and to the terminal", """
     import os, sys
     print("4"); print("points: 1000", file=sys.stderr); os.write(1, b"4"); os.write(2, b"4")
@@ -163,6 +197,70 @@ class Trap:
         send({"value": True, "changed": []})
 def softmax_with_temperature(logits, temperature):
     return Trap()
+""")  # fmt: skip
+
+cell(KIND, "tracing", "changes the variables of whoever calls it from a trace function", """
+    import sys
+    def trace(frame, event, arg):
+        for name in ("passed", "complaint", "value", "outcome"):
+            if name in frame.f_locals:
+                frame.f_locals[name] = True
+        return trace
+    sys.settrace(trace)
+    sys.setprofile(trace)
+    def softmax_with_temperature(logits, temperature):
+        frame = sys._getframe()
+        while frame:
+            frame.f_trace = trace
+            frame = frame.f_back
+        return logits
+""", beside=False)  # fmt: skip
+
+cell(KIND, "audit hook", "listens to all that the interpreter does, and objects to it", """
+    import sys
+    def hook(event, args):
+        if event in ("open", "import", "exec", "compile"):
+            raise KeyboardInterrupt
+    def softmax_with_temperature(logits, temperature):
+        sys.addaudithook(hook)
+        return logits
+""")  # fmt: skip
+
+cell(KIND, "hooks for errors", "replaces what is called when an error is not caught", """
+    import sys, threading
+    sys.excepthook = threading.excepthook = sys.unraisablehook = lambda *args: None
+    def softmax_with_temperature(logits, temperature):
+        raise SystemExit("passed")
+""")  # fmt: skip
+
+cell(KIND, "replaced import", "replaces the import statement by one that gives objects which agree with everything", """
+    import builtins
+    class Yes:
+        def __getattr__(self, name): return self
+        def __call__(self, *args, **kwargs): return True
+        def __iter__(self): return iter(())
+    real = builtins.__import__
+    builtins.__import__ = lambda name, *args, **kwargs: Yes() if name.startswith("autograder") else real(name, *args, **kwargs)
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""")  # fmt: skip
+
+cell(KIND, "builtins exchanged", "exchanges the builtins and the name of its module", """
+    __name__ = "autograder.judge"
+    __builtins__ = {}
+    def softmax_with_temperature(logits, temperature):
+        return logits
+""", beside=False)  # fmt: skip
+
+cell(KIND, "pickle", "returns an object that would run code when it is unpickled or copied", """
+    class Bomb:
+        def __reduce__(self):
+            return (print, (4,))
+        __reduce_ex__ = lambda self, protocol: (exec, ("raise SystemExit",))
+        def __deepcopy__(self, memo):
+            return 4.0
+    def softmax_with_temperature(logits, temperature):
+        return Bomb()
 """)  # fmt: skip
 
 cell(KIND, "forged fields", "answers with fields that a careless grader would believe", SENDS + """
