@@ -344,7 +344,7 @@ class OneDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind", ["growing", "static", "fixed", "rolling", "int8", "paged"])
+@pytest.mark.parametrize("kind", CACHE_KINDS)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_model_and_caches_make_tensors_on_the_inputs_device(name, kind):

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from course_llm import attention, hf, mla
-from course_llm.caches import GrowingCache, RollingCache, StaticCache
+from course_llm.caches import ChunkedCache, GrowingCache, RollingCache, StaticCache
 from course_llm.checkpoints import load_model, load_tensors, save_model
 from course_llm.compact_caches import PagedCache, QuantizedCache
 from course_llm.hf_config import config_from_settings
@@ -202,6 +202,7 @@ CONFIGS = {
 }
 CACHES = {
     "growing": lambda config: GrowingCache(config, 2, torch.float64),
+    "chunked": lambda config: ChunkedCache(config, 2, torch.float64, chunk=3),
     "static": lambda config: StaticCache(config, 2, 16, torch.float64),
     "fixed": lambda config: StaticCache(config, 2, 16, torch.float64, fixed=True),
     "rolling": lambda config: RollingCache(config, 2, torch.float64, window=config.window or 16),
@@ -298,7 +299,7 @@ def test_memory_is_what_the_formula_says():
     assert GrowingCache(config, 2).cache_bytes == 0
 
 
-@pytest.mark.parametrize("kind", ["growing", "static", "paged", "fixed"])
+@pytest.mark.parametrize("kind", ["growing", "chunked", "static", "paged", "fixed"])
 @torch.no_grad()
 def test_crop_and_select(kind):
     config = CONFIGS["gqa"]
