@@ -9,9 +9,11 @@ import builtins
 import collections
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -267,7 +269,9 @@ class Engine:
         return Outcome(value=self.objects[target.id].get_state())
 
     def step_workdir(self, target: Any, args: tuple, kwargs: dict) -> Outcome:
-        return Outcome(value=tempfile.mkdtemp(prefix="answer-"))
+        folder = tempfile.mkdtemp(prefix="answer-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Outcome(value=folder)
 
     # helpers
 
