@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import measure
+from benchmarks.decode import step_flops
 from course_llm.caches import ChunkedCache, StaticCache
 from course_llm.decoding import top_p_filter
 from course_llm.experts import ExpertsConfig
@@ -268,3 +269,12 @@ def test_benchmarks_take_turns_and_compare_round_by_round(tmp_path):
     measure.finish([result], tmp_path / "x.json")
     written = json.loads((tmp_path / "x.json").read_text())
     assert written["results"][0]["median"] == 3.0 and written["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_a_cached_step_costs_two_per_parameter_and_four_per_key(tokens):
+    """2P + 4·layers·width·tokens FLOPs (P: entries of the matrices), as the benchmark counts them."""
+    model = Decoder(CONFIGS["learned"])
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - model.positions.weight.numel()
+    counted = step_flops(model, torch.arange(tokens - 1)[None])
+    assert counted == 2 * matrices + 4 * 2 * 32 * tokens
