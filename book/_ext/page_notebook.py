@@ -25,6 +25,7 @@ OPTION = re.compile(r"^:([\w-]+):[ \t]*(.*)$\n?", re.MULTILINE)
 LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
 EQUATION_LABEL = re.compile(r"^\$\$ \(([\w-]+)\)$", re.MULTILINE)
 CITATION = re.compile(r"\{cite:([pt])\}`([^`]+)`")
+DOWNLOAD = re.compile(r"\{download\}`([^`<]+?) *</([^`>]+)>`")
 EQUATION = re.compile(r"\{eq\}`([\w-]+)`")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w.-]+)\.md(#[\w-]+)?\)")
 BARE = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w-]+)\)")
@@ -47,7 +48,7 @@ def notebook_of(path, base="", setup="", chapter=""):
     """
     page = Page(Path(path), base, chapter)
     cells = [new_code_cell(setup)] if setup else []
-    for cell in jupytext.read(path, fmt="md:myst").cells:
+    for cell in jupytext.reads(page.text, fmt="md:myst").cells:
         if cell.cell_type == "code":
             cells.append(new_code_cell(cell.source, metadata=hidden_source(cell.metadata.get("tags", []))))
         else:
@@ -73,6 +74,9 @@ class Page:
     def __init__(self, path, base, chapter):
         self.path, self.base = path, base
         text = path.read_text(encoding="utf-8")
+        # Sphinx does without the kernel's full name, notebooks do not
+        named = f"  name: python3\n  display_name: {KERNEL['display_name']}"
+        self.text = text if "\n  display_name:" in text else text.replace("  name: python3", named, 1)
         before = f"{chapter}." if chapter else ""
         self.numbers = {label: f"{before}{i}" for i, label in enumerate(EQUATION_LABEL.findall(text), 1)}
         library = path.parent / "references.bib"
@@ -93,6 +97,7 @@ class Page:
         text = LABEL.sub(r'<a id="\1"></a>\n', text)
         text = EQUATION_LABEL.sub(lambda match: "\\tag{" + self.numbers[match[1]] + "}\n$$", text)
         text = EQUATION.sub(lambda match: f"({self.numbers.get(match[1], match[1])})", text)
+        text = DOWNLOAD.sub(r"\1 (`\2`)", text)
         text = CITATION.sub(self.citation, text)
         text = BARE.sub(r"[\1](#\2)", LINK.sub(self.link, text))
         return [new_markdown_cell(text.strip())] if text.strip() else []
