@@ -81,7 +81,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     header = _header(path, data)
     try:
         tensors = load_bytes(data)
-    except (SafetensorError, RuntimeError, ValueError) as error:
+    except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"load_tensors needs a safetensors file, got {path}: {error}") from None
     return tensors, {name: _from_json(words) for name, words in header.get("__metadata__", {}).items()}
 
@@ -98,10 +98,13 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
     try:
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
-    except (struct.error, ValueError):
+        entries = [
+            (entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__"
+        ]
+        entries.sort()
+    except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise ValueError(f"load_tensors needs a safetensors file, got {path}: its header is broken") from None
-    entries = [(entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__"]
-    for end, name in sorted(entries):
+    for end, name in entries:
         if 8 + length + end > len(data):
             raise ValueError(
                 f"load_tensors needs a whole file, got {path} of {len(data)} bytes: it ends within tensor {name}"
@@ -121,7 +124,8 @@ def fill(
         tied: names that may be absent because another name holds the same tensor.
 
     Raises:
-        ValueError: a tensor is missing, left over, or of another shape; nothing has been copied then.
+        ValueError: a tensor is missing, left over, of another shape, or holds integers where the module has
+            floats; nothing has been copied then.
     """
     expected = {name: tensor for name, tensor in module.state_dict().items() if name not in (tied or {})}
     for name, tensor in expected.items():
@@ -130,6 +134,10 @@ def fill(
         if tensors[name].shape != tensor.shape:
             raise ValueError(
                 f"the model needs tensor {name} {tuple(tensor.shape)}, {source} has {tuple(tensors[name].shape)}"
+            )
+        if tensor.is_floating_point() and not tensors[name].is_floating_point():
+            raise ValueError(
+                f"the model needs tensor {name} of a float dtype, {source} has {tensors[name].dtype}"
             )
     left_over = sorted(set(tensors) - set(expected) - set(tied or {}))
     if left_over:
@@ -174,15 +182,18 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     from course_llm.layers import LatentConfig, RopeScaling
     from course_llm.model import ModelConfig
 
+    if not isinstance(values, Mapping):
+        raise ValueError(f"ModelConfig needs settings by name, got {values!r}")
     values = dict(values)
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"ModelConfig has no {unknown[0]}; it has {', '.join(sorted(known))}")
-    for name, kind in (("latent", LatentConfig), ("rope_scaling", RopeScaling), ("experts", ExpertsConfig)):
-        if isinstance(values.get(name), dict):
-            values[name] = kind(**values[name])
+    parts = (("latent", LatentConfig), ("rope_scaling", RopeScaling), ("experts", ExpertsConfig))
     try:
+        for name, kind in parts:
+            if isinstance(values.get(name), dict):
+                values[name] = kind(**values[name])
         return ModelConfig(**values)
     except TypeError as error:
         raise ValueError(f"ModelConfig needs more: {error}") from None

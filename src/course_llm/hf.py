@@ -39,7 +39,10 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32, devi
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
-        names = sorted(set(_read_json(index)["weight_map"].values()))
+        places = _read_json(index)
+        if not isinstance(places, dict) or not isinstance(places.get("weight_map"), dict):
+            raise ValueError(f"load_pretrained needs a weight_map in {index}, it has none")
+        names = sorted(set(places["weight_map"].values()))
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors |= load_tensors(folder / name)[0]

@@ -12,14 +12,40 @@ from course_llm.model import ModelConfig
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "rms_norm_eps", "n_embd", "n_layer", "n_head", "n_positions"),
+    *("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+)
 
 
 def config_from_settings(settings: Mapping[str, Any]) -> ModelConfig:
     """Turns the contents of a `config.json` into a `ModelConfig`.
 
     Raises:
-        ValueError: a kind of model, or a setting of it, that the decoder does not have.
+        ValueError: a kind of model, or a setting of it, that the decoder does not have; or a setting that is
+            missing or no number.
     """
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"load_pretrained needs settings by name in config.json, got {type(settings).__name__}"
+        )
+    for name in SIZES:
+        value = settings.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"load_pretrained needs {name} above 0 in config.json, got {value!r}")
+    try:
+        return _config(settings)
+    except KeyError as error:
+        raise ValueError(f"load_pretrained needs {error.args[0]} in config.json, it has none") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"load_pretrained needs numbers where config.json has something else: {error}"
+        ) from None
+
+
+def _config(settings: Mapping[str, Any]) -> ModelConfig:
     kind = settings.get("model_type")
     if kind == "gpt2":
         return _gpt2_config(settings)

@@ -213,7 +213,8 @@ class Decoder(nn.Module):
             last_only: compute the logits of the last position alone.
 
         Raises:
-            ValueError: more tokens than the context of learned positions, or a mask of another length.
+            ValueError: ids that are no whole numbers below vocab (values are looked at on CPUs), more tokens than
+                the context of learned positions, or a mask or document ids of another shape.
         """
         return self.head(self.hidden(ids, cache, real, document_ids, last_only))
 
@@ -226,7 +227,7 @@ class Decoder(nn.Module):
         last_only: bool = False,
     ) -> Float[Tensor, "batch out d_hidden"]:
         """Returns the last norm's output, which `head` turns into logits; arguments as in `forward`."""
-        x = self.embedding(ids)
+        x = self._embed(ids)
         positions, step = self._plan(ids, cache, real, document_ids, x.dtype)
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -238,6 +239,19 @@ class Decoder(nn.Module):
             cache.advance(ids.shape[1])
         return self.norm(x[:, -1:] if last_only else x)
 
+    def _embed(self, ids: Tensor) -> Tensor:
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise ValueError(
+                f"Decoder needs ids (batch, seq) of whole numbers, got {tuple(ids.shape)}, {ids.dtype}"
+            )
+        if torch.compiler.is_compiling():
+            return self.embedding(ids)
+        try:
+            return self.embedding(ids)
+        except IndexError:
+            span = f"{ids.min().item()} to {ids.max().item()}"
+            raise ValueError(f"Decoder needs 0 <= id < vocab={self.config.vocab}, got {span}") from None
+
     def _plan(
         self, ids: Tensor, cache: Any, real: Any, document_ids: Any, dtype: torch.dtype
     ) -> tuple[Tensor, Step]:
@@ -247,8 +261,15 @@ class Decoder(nn.Module):
         slots = torch.arange(seq, device=ids.device) + past  # place in the sequence, padding counted
         positions = slots.unsqueeze(0)
         if real is not None:
+            if real.shape[0] != ids.shape[0] or (isinstance(past, int) and real.shape[1] < past + seq):
+                wanted = f"{ids.shape[0]} rows and {past + seq} tokens"
+                raise ValueError(f"Decoder needs real for {wanted}, got {tuple(real.shape)}")
             counted = (real.long().cumsum(-1) - 1).clamp(min=0)
             positions = counted.index_select(1, slots)
+        if document_ids is not None and document_ids.shape != ids.shape:
+            raise ValueError(
+                f"Decoder needs document_ids like ids {tuple(ids.shape)}, got {tuple(document_ids.shape)}"
+            )
         if self.positions is not None and isinstance(past, int) and past + seq > config.context:
             raise ValueError(
                 f"Decoder needs at most context={config.context} tokens with learned positions, got {past + seq}"

@@ -88,8 +88,13 @@ def training_step(
         optimizer: of the parameters, its rate set.
         batches: pairs (inputs, targets) with as many tokens each: then the mean of their means is the mean
             per token. They go forward and backward one after the other.
-        clip: largest norm of all gradients together.
+        clip: largest norm of all gradients together, above 0.
+
+    Raises:
+        ValueError: no batch, or a clip that is not above 0.
     """
+    if not batches or not clip > 0:
+        raise ValueError(f"training_step needs a batch and clip > 0, got {len(batches)} and clip={clip}")
     total: Tensor | float = 0.0
     for inputs, targets in batches:
         loss = objective(inputs, targets) / len(batches)
