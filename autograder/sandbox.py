@@ -162,7 +162,9 @@ def library_paths() -> tuple[Path, ...]:
 
 def bubblewrap_command(files: Path, control_fd: int, device: str) -> list[str]:
     """The command that starts the zygote behind the wall."""
-    command = [bubblewrap(), "--unshare-user", "--unshare-pid", "--unshare-ipc"]
+    # user 0 of a namespace of its own: for another one bubblewrap would nest a second namespace, from which the zygote
+    # could not go back to its own after a fork
+    command = [bubblewrap(), "--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc"]
     command += [
         "--unshare-net",
         "--unshare-uts",
