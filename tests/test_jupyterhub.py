@@ -17,8 +17,6 @@ from tests.test_nbgrader import PROGRAMS, command, entries
 STEM = "decoding"
 CHAPTER = catalog.chapter(STEM)
 RIGHT = answers(STEM)
-# bubblewrap nests a second user namespace for an ordinary user, and the sandbox's parent dies after each fork:
-# `--uid 0 --gid 0` beside `--unshare-user` in autograder/sandbox.py spares it
 SLIPPED, HOSTILE = "top_p_filter", "speculative_accept"
 SNOOPS = """\
 import glob, os, pathlib, signal
