@@ -1,5 +1,6 @@
 """Facts about pretraining by a recipe: it learns, survives kill -9, resumes bit-identically, and says what is wrong."""
 
+import csv
 import json
 import math
 import os
@@ -239,6 +240,17 @@ def test_shipped_recipe_is_that_of_the_bundled_model():
     assert metadata["step"] == recipe.steps
     rows = (corpus.DATA / "pretrain_log.csv").read_text().splitlines()
     assert rows[-1].split(",")[0] == str(recipe.steps)
+
+
+def test_two_seeds_of_the_bundled_recipe_end_close_together():
+    logs = []
+    for name in ("pretrain_log.csv", "pretrain_log_seed2.csv"):
+        with (corpus.DATA / name).open() as file:
+            logs.append(list(csv.DictReader(file)))
+    assert [len(log) for log in logs] == [len(logs[0])] * 2
+    assert logs[0][0]["loss"] != logs[1][0]["loss"]  # another seed
+    ends = [float(log[-1]["validation_bits_per_byte"]) for log in logs]
+    assert abs(ends[0] - ends[1]) < 0.02  # the card says some thousandths
 
 
 def test_bundled_model_reaches_its_figure_here():
