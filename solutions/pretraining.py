@@ -123,6 +123,7 @@ def bpe_encode(word, merges):
 #   stream*. So a row needs block + 1 tokens, and the last target of a row is the first input of the next. Targets cross documents.
 # - A tail of fewer than block + 1 tokens is dropped. There may be no row at all: the shape is then `(0, block)`.
 # - The document id of an input is the index in `documents` of the document it comes from. The end of text belongs to the document that it ends.
+#   A document may hold `eos_id` itself, so count documents and not ends of text.
 # - `block` below 1 is a `ValueError`.
 #
 # **Example.** `pack([[5, 6], [7], [8, 9]], 0, 3)`: the stream is 5 6 0 7 0 8 9 0. The inputs are `[[5, 6, 0], [7, 0, 8]]`, the targets
@@ -389,8 +390,8 @@ def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
 #
 # **Rule.**
 #
-# - A run that is loaded goes on with the very same numbers as one that was never stopped. So besides the weights keep the state of the optimizer (its means, its step, its settings) and that of the
-#   generator.
+# - A run that is loaded goes on with the very same numbers as one that was never stopped. So besides the weights (and buffers, if the model has some)
+#   keep the state of the optimizer (its means, its step, its settings) and that of the generator.
 # - `path` is a string or a `pathlib.Path`. `step` is an int.
 # - A file that exists is replaced. A crash while saving, at any moment, leaves the old file whole: write the new one beside it under another name, and give it the right name with
 #   `os.replace` when it is complete. If writing fails, the error is raised.

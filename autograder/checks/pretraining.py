@@ -1,8 +1,9 @@
 """What is right in the exercises of the pretraining chapter, and the wrong answers that teach something."""
 
+import dataclasses
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import torch
@@ -89,6 +90,8 @@ def _(g: Gen):
         .says("bytes sort by their value")
     )
     yield call({"ab" + "c": 2, "abd": 2, "b": 7}, 3).says("a pair of a longer token")
+    longer = call({"bc": 20, "ab": 10, "aba": 2, "abc": 2}, 3)
+    yield longer.expect([(b"b", b"c"), (b"a", b"b"), (b"a", b"bc")]).says("pairs of tokens of unequal length")
     for _ in range(3):
         yield call(letter_counts(g, 5), 8).says("words of three letters")
 
@@ -99,6 +102,8 @@ def _(g: Gen):
     yield call({"aaa": 1}, 9).expect([(b"a", b"a"), (b"aa", b"a")]).says("aaa")
     yield call({"aaaaa": 2, "aa": 1}, 4).says("a run of five")
     yield call({"ababab": 1}, 3).says("a pair three times in a row")
+    yield call({"aaa": 2, "bc": 3}, 1).expect([(b"a", b"a")]).says("aaa has two pairs of neighbours")
+    yield call({"abxab": 2, "cd": 3}, 1).expect([(b"a", b"b")]).says("a pair twice in a word")
     for n in (4, 6, 7):
         yield call({"b" + "a" * n + "b": 1}, 4).says(f"a run of {n}")
     yield call(letter_counts(g, 4, "ab"), 6).says("words of two letters")
@@ -126,7 +131,15 @@ def _(g: Gen):
     yield call(dict(LOWEST), -1).raises(ValueError).says("merges = -1")
 
 
-def bpe_variant(word_counts, merges, start=single, weigh=lambda pair, count: count, key=None, join=merged):
+def bpe_variant(
+    word_counts,
+    merges,
+    start=single,
+    weigh=lambda pair, count: count,
+    key=None,
+    join=merged,
+    pairs_of=pairwise,
+):
     """Trains by the rule with one part changed."""
     if merges < 0:
         raise ValueError("merges < 0")
@@ -135,7 +148,7 @@ def bpe_variant(word_counts, merges, start=single, weigh=lambda pair, count: cou
     while len(learned) < merges:
         pairs = Counter()
         for tokens, count in words:
-            for pair in pairwise(tokens):
+            for pair in pairs_of(tokens):
                 pairs[pair] += weigh(pair, count)
         if not pairs:
             break
@@ -224,6 +237,53 @@ def join_first(tokens, pair):
 def _(word_counts, merges):
     """A merge joins only the first occurrence in each word. Join every occurrence, from left to right."""
     return bpe_variant(word_counts, merges, join=join_first)
+
+
+@train_bpe.near_miss("pairs-once-per-word")
+def _(word_counts, merges):
+    """A pair counts once in each word, though it may stand there twice. Count every place: go through the neighbours of the word, not
+    through a set of them."""
+    return bpe_variant(word_counts, merges, pairs_of=lambda tokens: set(pairwise(tokens)))
+
+
+def without_overlap(tokens):
+    """The pairs of neighbours, where of three equal tokens only the first two are one."""
+    last = None
+    for pair in pairwise(tokens):
+        last = None if pair == last and pair[0] == pair[1] else pair
+        if last is not None:
+            yield pair
+
+
+@train_bpe.near_miss("runs-counted-without-overlap")
+def _(word_counts, merges):
+    """In a run such as aaa the pair (a, a) is counted as often as it can be joined, once. Count all neighbours, that is twice; only the
+    joining is without overlap."""
+    return bpe_variant(word_counts, merges, pairs_of=without_overlap)
+
+
+@train_bpe.near_miss("ties-by-the-joined-token")
+def _(word_counts, merges):
+    """At a tie the pair whose *joined* bytes sort first wins. Compare the pairs themselves, as tuples: (a, bc) comes before
+    (ab, a), though abc comes after aba."""
+    return bpe_variant(
+        word_counts, merges, key=lambda pairs: min(pairs, key=lambda p: (-pairs[p], p[0] + p[1]))
+    )
+
+
+def join_text(tokens, pair):
+    """Replaces in a text with blanks between tokens, which finds ends and beginnings of tokens as well."""
+    text = " ".join(token.hex() for token in tokens).replace(
+        f"{pair[0].hex()} {pair[1].hex()}", (pair[0] + pair[1]).hex()
+    )
+    return [bytes.fromhex(token) for token in text.split()]
+
+
+@train_bpe.near_miss("joins-parts-of-tokens")
+def _(word_counts, merges):
+    """The pair is replaced in a text with a sign between tokens, where the end of a longer token looks like the left token (and the
+    beginning of one like the right). Compare whole tokens, in a list."""
+    return bpe_variant(word_counts, merges, join=join_text)
 
 
 @train_bpe.near_miss("no-early-stop")
@@ -353,6 +413,37 @@ def _(word, merges):
     tokens, known = single(word), set(merges)
     while (i := next((i for i, p in enumerate(pairwise(tokens)) if p in known), None)) is not None:
         tokens = [*tokens[:i], tokens[i] + tokens[i + 1], *tokens[i + 2 :]]
+    return tokens
+
+
+@bpe_encode.near_miss("from-right-to-left")
+def _(word, merges):
+    """A merge is applied from the right end of the word. Go from left to right: in aaa the first two are joined."""
+    tokens = single(word)
+    for pair in merges:
+        tokens = join_right(tokens, pair)
+    return tokens
+
+
+@bpe_encode.near_miss("joins-parts-of-tokens")
+def _(word, merges):
+    """The pair is replaced in a text with a sign between tokens, where the end of a longer token looks like the left token (and the
+    beginning of one like the right). Compare whole tokens, in a list."""
+    tokens = single(word)
+    for pair in merges:
+        tokens = join_text(tokens, pair)
+    return tokens
+
+
+@bpe_encode.near_miss("stops-at-a-miss")
+def _(word, merges):
+    """The loop ends at the first merge that finds nothing. Such a merge changes nothing, and the next ones may still apply."""
+    tokens = single(word)
+    for pair in merges:
+        joined_now = merged(tokens, pair)
+        if len(joined_now) == len(tokens):
+            break
+        tokens = joined_now
     return tokens
 
 
@@ -545,8 +636,8 @@ def rows_fit(value, tokens: Tensor, block: int, batch: int, generator=None) -> s
         return "a pair (inputs, targets) should be returned"
     inputs, targets = value
     for name, part in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(part, Tensor) or part.dtype != torch.int64:
-            return f"the {name} should be an int64 tensor"
+        if not isinstance(part, Tensor) or part.dtype != tokens.dtype:
+            return f"the {name} should be a tensor with the dtype of the tokens"
         if part.shape != (batch, block):
             return f"the {name} have shape {tuple(part.shape)}, they should have {(batch, block)}"
     place = {int(t): i for i, t in enumerate(tokens.tolist())}
@@ -615,10 +706,23 @@ def _(g: Gen):
         starts = starts_of(value, tokens)
         if len(set(starts)) < batch // 2:
             return "the rows are not drawn independently"
-        apart = Counter(b - a for a, b in pairwise(starts))
-        return "the rows stand in a fixed distance" if max(apart.values()) > batch // 2 else None
+        if sorted(starts) in (starts, starts[::-1]):
+            return "the rows come in the order of the stream: their starts are not independent"
+        for sign in (-1, 1):  # of 780 pairs of rows, a few have the same distance by chance, or the same sum
+            pairs = Counter(abs(a + sign * b) for a, b in combinations(starts, 2))
+            if max(pairs.values()) > batch // 4:
+                return "the starts hang together: one follows from another"
+        return None
 
     yield call(stream_of(g, 3000), 4, 40, g.torch).judge(independent).says("40 rows of 3000 tokens")
+
+    def repeated(value, tokens, block, batch, generator):
+        if complaint := rows_fit(value, tokens, block, batch):
+            return complaint
+        often = len(set(starts_of(value, tokens))) < batch
+        return None if often else "no start is drawn twice: rows are drawn with replacement"
+
+    yield call(stream_of(g, 33), 3, 30, g.torch).judge(repeated).says("as many rows as starts")
 
 
 @random_batch.group("generator")
@@ -647,9 +751,11 @@ def _(g: Gen):
     yield scenario(run)
 
 
-@random_batch.group("errors")
+@random_batch.group("dtypes and errors")
 def _(g: Gen):
-    """Refuses a stream of fewer than block + 1 tokens."""
+    """Keeps the dtype of the tokens; refuses a stream of fewer than block + 1 of them."""
+    for dtype in (torch.int32, torch.int16):
+        yield call(stream_of(g, 30).to(dtype), 4, 3, g.torch).judge(rows_fit).says(f"{dtype} tokens")
     yield call(stream_of(g, 5), 5, 2, g.torch).raises(ValueError).says("block tokens")
     yield call(stream_of(g, 5), 9, 2, g.torch).raises(ValueError).says("far fewer than block")
 
@@ -717,6 +823,30 @@ def _(tokens, block, batch, generator):
     `torch.randperm`."""
     enough(tokens, block)
     return rows_at(tokens, torch.randperm(len(tokens) - block, generator=generator)[:batch], block)
+
+
+@random_batch.near_miss("in-the-order-of-the-stream")
+def _(tokens, block, batch, generator):
+    """The starts are sorted, so the first row always lies near the beginning of the text. Every start is drawn independently: leave
+    them in the order in which they come."""
+    enough(tokens, block)
+    first = torch.randint(len(tokens) - block, (batch,), generator=generator)
+    return rows_at(tokens, first.sort().values, block)
+
+
+@random_batch.near_miss("multiples-of-block")
+def _(tokens, block, batch, generator):
+    """Rows start at multiples of block only, so a token always stands at the same place of its row. All len(tokens) - block starts are
+    possible."""
+    enough(tokens, block)
+    first = torch.randint((len(tokens) - 1) // block, (batch,), generator=generator)
+    return rows_at(tokens, block * first, block)
+
+
+@random_batch.near_miss("always-int64")
+def _(tokens, block, batch, generator):
+    """The rows are int64, whatever the tokens were. Keep their dtype: a large corpus is stored in 16 or 32 bits."""
+    return tuple(part.long() for part in ref.random_batch(tokens, block, batch, generator))
 
 
 @random_batch.near_miss("generator-ignored")
@@ -849,6 +979,20 @@ def _(step, peak, warmup, total, floor):
     """The cosine falls towards 0 and is cut off at the floor. Scale it instead: it reaches the floor at step total, with a flat end."""
     fall = lambda x: max(floor, peak * (1 + math.cos(math.pi * x)) / 2)  # noqa: E731
     return lr_variant(step, peak, warmup, total, floor, fall=fall)
+
+
+@learning_rate.near_miss("floor-on-top")
+def _(step, peak, warmup, total, floor):
+    """The floor is added to a cosine that falls from peak to 0, so the rate exceeds the peak when the warm-up ends. The cosine spans the
+    distance between the two, peak - floor."""
+    fall = lambda x: floor + peak * (1 + math.cos(math.pi * x)) / 2  # noqa: E731
+    return lr_variant(step, peak, warmup, total, floor, fall=fall)
+
+
+@learning_rate.near_miss("peak-one-step-late")
+def _(step, peak, warmup, total, floor):
+    """The line takes warmup + 1 steps and has the peak at step warmup. It has it one step before: peak · (step + 1) / warmup."""
+    return lr_variant(step, peak, warmup, total, floor, rise=lambda: peak * (step + 1) / (warmup + 1))
 
 
 @learning_rate.near_miss("rises-again")
@@ -1112,26 +1256,30 @@ def clipped_right(value, grads: list[Tensor], max_norm: float) -> str | None:
 def clip_case(g: Gen, shapes, norm: float, max_norm: float, dtype: torch.dtype = torch.float32):
     grads = [g.randn(*shape, dtype=torch.float64) for shape in shapes]
     total = math.sqrt(sum(float(t.square().sum()) for t in grads))
-    return call([(t * norm / total).to(dtype) for t in grads], max_norm).judge(clipped_right)
+    return clip_call([(t * norm / total).to(dtype) for t in grads], max_norm)
+
+
+def clip_call(grads: list[Tensor], max_norm: float):
+    """The tolerance is that of the diagnosis: a norm summed in float64 is like one summed in float32."""
+    close = 1e-2 if any(t.dtype in HALVES for t in grads) else 2e-5
+    return call(grads, max_norm).judge(clipped_right).close(close, close)
 
 
 @clip_gradients.group("above the limit", share=3)
 def _(g: Gen):
     """Scales all gradients by one factor, so that their common norm is max_norm; returns the norm before."""
-    yield call([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0).judge(clipped_right).says("3 and 4, norm 5")
+    yield clip_call([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0).says("3 and 4, norm 5")
     for shapes in (((4, 3), (5,)), ((2,), (3, 2, 2), (1,), (6,)), ((7,),)):
         yield clip_case(g, shapes, 4.0, 1.5).says(f"{len(shapes)} tensors")
     yield clip_case(g, ((3, 3), (2,)), 2.0, 1.9).says("just above the limit")
     yield clip_case(g, ((3, 3), (2,)), 50.0, 0.5).says("far above the limit")
     yield (
-        call([torch.full((2,), 1.2), torch.full((2,), 0.1)], 1.0)
-        .judge(clipped_right)
-        .says("one large and one small tensor")
+        clip_call([torch.full((2,), 1.2), torch.full((2,), 0.1)], 1.0).says("one large and one small tensor")
     )
     yield (
-        call([torch.full((3,), 0.9), torch.full((3,), -0.9)], 1.8)
-        .judge(clipped_right)
-        .says("each below the limit, together above")
+        clip_call([torch.full((3,), 0.9), torch.full((3,), -0.9)], 1.8).says(
+            "each below the limit, together above"
+        )
     )
 
 
@@ -1141,8 +1289,8 @@ def _(g: Gen):
     yield clip_case(g, ((4, 3), (5,)), 0.5, 1.0).says("norm 0.5, limit 1")
     yield clip_case(g, ((4,), (2, 5)), 1.9, 2.0).says("just below the limit")
     yield clip_case(g, ((4,), (2, 5)), 1e-3, 5.0).says("far below the limit")
-    yield call([torch.zeros(3), torch.zeros(2, 2)], 1.0).judge(clipped_right).says("all gradients are 0")
-    yield call([torch.zeros(3), torch.tensor([0.5])], 1.0).judge(clipped_right).says("one tensor is 0")
+    yield clip_call([torch.zeros(3), torch.zeros(2, 2)], 1.0).says("all gradients are 0")
+    yield clip_call([torch.zeros(3), torch.tensor([0.5])], 1.0).says("one tensor is 0")
 
 
 @clip_gradients.group("dtypes")
@@ -1151,13 +1299,16 @@ def _(g: Gen):
     for dtype in (torch.float64, *HALVES):
         yield clip_case(g, ((4, 3), (5,)), 3.0, 1.0, dtype).says(f"{dtype}, above")
         yield clip_case(g, ((4, 3), (5,)), 0.5, 1.0, dtype).says(f"{dtype}, below")
+    for first, second in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
+        mixed = [2 * g.randn(4, 3, dtype=first), 2 * g.randn(5, dtype=second)]
+        yield clip_call(mixed, 0.5).says(f"{first} and {second} together")
 
 
 @clip_gradients.group("layouts")
 def _(g: Gen):
     """Works on tensors that are not contiguous; changes none of them."""
-    yield call([g.randn(4, 3).T, g.randn(6)[::2]], 0.7).judge(clipped_right)
-    yield call([g.randn(3, 3).T * 0.01], 0.7).judge(clipped_right).says("below the limit")
+    yield clip_call([g.randn(4, 3).T, g.randn(6)[::2]], 0.7)
+    yield clip_call([g.randn(3, 3).T * 0.01], 0.7).says("below the limit")
 
 
 @clip_gradients.group("errors")
@@ -1167,8 +1318,13 @@ def _(g: Gen):
     yield call([g.randn(3)], -1.0).raises(ValueError)
 
 
-def norm_of(grads):
-    return torch.stack([g.norm() for g in grads]).norm()
+def norm_of(grads) -> float:
+    """As a number, which compares with a learner's number and with her 0-d tensor."""
+    return float(torch.stack([g.norm().double() for g in grads]).norm())
+
+
+def factor_of(norm: float, max_norm: float) -> float:
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def positive(max_norm):
@@ -1181,7 +1337,7 @@ def _(grads, max_norm):
     """Each tensor is clipped by its own norm, which changes the direction of the step. Take one norm over all of them and one
     factor for all."""
     positive(max_norm)
-    return [g * (max_norm / (g.norm() + 1e-6)).clamp(max=1) for g in grads], norm_of(grads)
+    return [g * factor_of(float(g.norm()), max_norm) for g in grads], norm_of(grads)
 
 
 @clip_gradients.near_miss("always-rescales")
@@ -1203,8 +1359,8 @@ def _(grads, max_norm):
 def _(grads, max_norm):
     """The norms of the tensors are added. The common norm is the root of the sum of all squares."""
     positive(max_norm)
-    norm = torch.stack([g.norm() for g in grads]).sum()
-    return [g * (max_norm / (norm + 1e-6)).clamp(max=1) for g in grads], norm
+    norm = sum(float(g.norm()) for g in grads)
+    return [g * factor_of(norm, max_norm) for g in grads], norm
 
 
 @clip_gradients.near_miss("norm-afterwards")
@@ -1215,20 +1371,28 @@ def _(grads, max_norm):
     return clipped, norm_of(clipped)
 
 
+@clip_gradients.near_miss("root-mean-square")
+def _(grads, max_norm):
+    """The root of the *mean* of the squares is taken for the norm. Take the root of their sum: it grows with the number of weights."""
+    positive(max_norm)
+    norm = norm_of(grads) / sum(g.numel() for g in grads) ** 0.5
+    return [g * factor_of(norm, max_norm) for g in grads], norm
+
+
 @clip_gradients.near_miss("squared-norm")
 def _(grads, max_norm):
     """The sum of squares is taken for the norm. Take its root."""
     positive(max_norm)
-    norm = torch.stack([g.square().sum() for g in grads]).sum()
-    return [g * (max_norm / (norm + 1e-6)).clamp(max=1) for g in grads], norm
+    norm = sum(float(g.square().sum()) for g in grads)
+    return [g * factor_of(norm, max_norm) for g in grads], norm
 
 
 @clip_gradients.near_miss("largest-entry")
 def _(grads, max_norm):
     """The largest entry is taken for the norm. Take the Euclidean norm: the root of the sum of all squares."""
     positive(max_norm)
-    norm = torch.stack([g.abs().max() for g in grads]).max()
-    return [g * (max_norm / (norm + 1e-6)).clamp(max=1) for g in grads], norm
+    norm = max(float(g.abs().max()) for g in grads)
+    return [g * factor_of(norm, max_norm) for g in grads], norm
 
 
 @clip_gradients.near_miss("in-place")
@@ -1237,7 +1401,7 @@ def _(grads, max_norm):
     positive(max_norm)
     norm = norm_of(grads)
     for g in grads:
-        g.mul_((max_norm / (norm + 1e-6)).clamp(max=1))
+        g.mul_(factor_of(norm, max_norm))
     return grads, norm
 
 
@@ -1246,7 +1410,7 @@ def _(grads, max_norm):
     """Gradients that are all 0 become NaN: each is divided by the norm, which is 0. Multiply by min(1, max_norm / norm) instead."""
     positive(max_norm)
     norm = norm_of(grads)
-    return [g / norm * norm.clamp(max=max_norm) if norm > max_norm or norm == 0 else g for g in grads], norm
+    return [g / norm * min(norm, max_norm) if norm > max_norm or norm == 0 else g for g in grads], norm
 
 
 # ---------------------------------------------------------------------------------------- accumulate_gradients
@@ -1295,6 +1459,7 @@ def accumulation(kind: str, config: dict, state: dict, batches: list, words: str
         for _ in range(dirty):
             s.ask("accumulate_gradients", h, batches[::-1])
         got = s.ask("accumulate_gradients", h, batches)
+        s.require(not s.transcript[-1].changed, "a microbatch is changed in place")
         number = isinstance(got, float) or (isinstance(got, Tensor) and got.dim() == 0)
         s.require(number, "the loss should be a 0-d tensor")
         s.require_close(float(got), loss, "the loss is wrong", rtol=2e-5, atol=2e-5)
@@ -1304,8 +1469,7 @@ def accumulation(kind: str, config: dict, state: dict, batches: list, words: str
             s.require_close(left[name], grad, f"the gradient of {name} is wrong", rtol=1e-4, atol=2e-6)
         s.module_state(h)
 
-    case = scenario(run)
-    return case.says(words)
+    return scenario(run).says(words).close(2e-5, 2e-5)
 
 
 @accumulate_gradients.group("values", share=3)
@@ -1358,19 +1522,34 @@ def _(g: Gen):
     )
 
 
-@accumulate_gradients.group("detached")
+@accumulate_gradients.group("memory")
 def _(g: Gen):
-    """The loss that comes back is detached from its graph, which would keep all activations in memory."""
+    """Only one microbatch at a time is in memory, and the loss that comes back is detached from its graph."""
     config = {"vocab": 7}
     state, batches = weights(g, "Bigram", **config), micro(g, 7, (2, 6), (1, 3))
 
     def run(s: Subject):
         """the loss carries no graph"""
         h = s.module("Bigram", state, **config)
-        result = s.gradient("accumulate_gradients", h, batches)
+        outcome = s._perform("gradient", "accumulate_gradients", (h, batches))
+        # an error outside of the answer: the graph of the loss has been used up, and the loss still points to it
+        attached = outcome.error is not None and outcome.error.line is None
+        s.require(not attached, "the loss is not detached")
+        result = s._value(outcome)
         s.require(result["detached"] == 1 or isinstance(result["value"], float), "the loss is not detached")
 
-    yield scenario(run)
+    yield scenario(run).close(2e-5, 2e-5)
+    deep = {"vocab": 9, "width": 6}
+    layers, equal = weights(g, "TinyLM", **deep), micro(g, 9, *[(3, 8)] * 6)
+
+    def peak(s: Subject):
+        """six microbatches keep no more for the backward pass than one"""
+        h = s.module("TinyLM", layers, **deep)
+        one = s.measure("accumulate_gradients", h, equal[:1]).saved
+        all_six = s.measure("accumulate_gradients", h, equal).saved
+        s.require(all_six < 2 * one, "all microbatches are in memory at once: call backward for each of them")
+
+    yield scenario(peak).close(2e-5, 2e-5)
 
 
 def nll_of(model, inputs, targets, reduction="sum"):
@@ -1388,7 +1567,7 @@ def accumulate_variant(model, microbatches, share, clear=True, reduction="mean",
         loss = nll_of(model, inputs, targets, reduction) * share(inputs, targets)
         loss.backward()
         total = total + loss.detach()
-    return total
+    return float(total)  # a number compares with a learner's number and with her 0-d tensor
 
 
 def tokens_in(microbatches):
@@ -1433,7 +1612,7 @@ def _(model, microbatches):
         loss = nll_of(model, inputs, targets) / count
         loss.backward()
         total = total + loss.detach()
-    return total
+    return float(total)
 
 
 @accumulate_gradients.near_miss("counts-hidden-targets")
@@ -1449,7 +1628,7 @@ def _(model, microbatches):
     """The gradients are right, and the loss that is returned is that of the last microbatch. Add up all losses and divide by all
     tokens that count."""
     ref.accumulate_gradients(model, microbatches)
-    return nll_of(model, *microbatches[-1], reduction="mean").detach()
+    return float(nll_of(model, *microbatches[-1], reduction="mean").detach())
 
 
 @accumulate_gradients.near_miss("weighted-by-rows")
@@ -1460,14 +1639,51 @@ def _(model, microbatches):
     return accumulate_variant(model, microbatches, lambda _, t: len(t) / rows)
 
 
+@accumulate_gradients.near_miss("nan-without-targets")
+def _(model, microbatches):
+    """A microbatch without a target that counts gives NaN: its mean loss is 0 / 0, and no count of 0 makes that good. Add up the
+    losses, with `reduction="sum"`."""
+    count = tokens_in(microbatches)
+    return accumulate_variant(model, microbatches, lambda _, t: (t != -100).sum() / count)
+
+
+@accumulate_gradients.near_miss("hidden-targets-overwritten")
+def _(model, microbatches):
+    """The targets of -100 are overwritten in the microbatches that were given, so a second call counts them. Work on a copy, or let
+    `F.cross_entropy` leave them out."""
+    count, total = tokens_in(microbatches), 0.0
+    model.zero_grad()
+    for inputs, targets in microbatches:
+        counts = targets != -100
+        targets[~counts] = 0
+        each = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+        loss = (each * counts.flatten()).sum() / count
+        loss.backward()
+        total = total + loss.detach()
+    return float(total)
+
+
 @accumulate_gradients.near_miss("still-attached")
 def _(model, microbatches):
     """The loss that is returned still carries its graph, and a list of such losses keeps all activations in memory. Return
     `loss.detach()`."""
     model.zero_grad()
+    count, total = tokens_in(microbatches), torch.zeros(())
+    for inputs, targets in microbatches:
+        loss = nll_of(model, inputs, targets) / count
+        loss.backward()
+        total = total + loss
+    return total
+
+
+@accumulate_gradients.near_miss("all-in-memory")
+def _(model, microbatches):
+    """There is one backward pass, at the end, and until then the activations of all microbatches are kept: nothing is saved. Call
+    `backward()` for each microbatch; the gradients add up by themselves."""
+    model.zero_grad()
     loss = sum(nll_of(model, i, t) for i, t in microbatches) / tokens_in(microbatches)
-    loss.backward(retain_graph=True)
-    return loss
+    loss.backward()
+    return float(loss.detach())
 
 
 # ---------------------------------------------------------------------------------------- pretrain
@@ -1534,58 +1750,128 @@ def _(g: Gen):
     yield scenario(run)
 
 
+@dataclasses.dataclass
+class Watched:
+    """What a `WatchedLM` has noted: weights and norms of gradients at each call, norms at each step of an optimizer."""
+
+    losses: list[float]
+    noted: list[Tensor]
+    norms: list[float]
+    stepped: list[float]
+
+    def at(self, step: int) -> Tensor:
+        """The weights before an update: as a rule the model is called equally often in each step."""
+        return self.noted[step * len(self.noted) // len(self.losses)]
+
+
 def watched(
-    g: Gen, steps: int, peak: float, warmup: int, tokens: Tensor, block: int, vocab: int, judge, words: str
-):
+    g: Gen, steps: int, peak: float, warmup: int, tokens: Tensor, block: int, vocab: int, judge, words: str,
+    batch: int = 4, state: dict[str, Tensor] | None = None,
+):  # fmt: skip
     """Trains a model that notes its weights and gradients, and judges what it has noted."""
     config = {"vocab": vocab, "width": 4}
-    state = weights(g, "WatchedLM", zero_out=True, scale=0.05, **config)
     # the output starts at 0 (so the first gradients are small and known), the rest is tiny: decay moves little
+    state = weights(g, "WatchedLM", zero_out=True, scale=0.05, **config) if state is None else state
     seed = g.python.randrange(10**6)
 
     def run(s: Subject):
         h = s.module("WatchedLM", state, **config)
-        losses = quiet(s, "pretrain", h, tokens, steps, 4, block, peak, warmup, s.generator(seed))
+        losses = quiet(s, "pretrain", h, tokens, steps, batch, block, peak, warmup, s.generator(seed))
         losses_fit(s, losses, steps)
         noted, norms = s.ask_method(h, "noted")
-        s.transcript.pop()  # an answer with other betas is diagnosed by what is required of it
-        judge(s, noted, norms, losses)
+        stepped = s.ask_method(h, "stepped")
+        del s.transcript[-2:]  # an answer with other betas is diagnosed by what is required of it
+        judge(s, Watched(losses, noted, norms, stepped))
 
     return scenario(run).says(words)
 
 
 @pretrain.group("first update", share=2)
 def _(g: Gen):
-    """The first update is about peak_lr / warmup in size: the warm-up's first step of AdamW."""
+    """The first update is about peak_lr / warmup in size, the warm-up's first step of AdamW, whose means live on from step to step."""
     for warmup in (5, 20):
         peak = 0.04
 
-        def judge(s, noted, norms, losses, peak=peak, warmup=warmup):
-            start = abs(losses[0] - math.log(6)) < 3e-4
-            s.require(start, "the first loss is not that of the model before its first update")
-            moved = [i for i, weights in enumerate(noted) if not torch.equal(weights, noted[0])]
+        def judge(s, seen, peak=peak, warmup=warmup):
+            not_in_bits(s, seen.losses[:1], [math.log(6)])
+            start = abs(seen.losses[0] - math.log(6))
+            s.require(start < 0.1, "the first loss is not ln(vocab), in nats per token")
+            s.require(start < 3e-4, "the first loss is not that of the model before its first update")
+            moved = [i for i, weights in enumerate(seen.noted) if not torch.equal(weights, seen.noted[0])]
             s.require(moved, "the weights do not change")
-            # as a rule the model is called equally often in each step; else the first change is the first update
-            second = len(noted) // 24 if len(noted) % 24 == 0 else moved[0]
-            size = float((noted[second] - noted[0]).abs().max())
+            # where the calls do not share out among the steps, the first change is the first update
+            even = len(seen.noted) % 24 == 0
+            first = (seen.at(1) if even else seen.noted[moved[0]]) - seen.noted[0]
+            size = float(first.abs().max())
+            s.require(size > 0, "the first update does nothing")
             s.require(size < 1.5 * peak / warmup, "the first update is too large for a warm-up")
             s.require(size > 0.5 * peak / warmup, "the first update is too small")
+            s.require(
+                not even or not all(full_moves(seen.at(i), seen.at(i + 1)) for i in range(6, 22)),
+                "every weight moves by the full rate in every step: the optimizer's means do not live on",
+            )
 
         yield watched(g, 24, peak, warmup, g.ints(0, 6, 60), 8, 6, judge, f"warmup {warmup}")
 
 
+def all_near(losses: list[float], wanted: list[float]) -> bool:
+    """Whether every loss is about one of those wanted."""
+    return all(min(abs(loss - want) for want in wanted) < 1e-3 for loss in losses)
+
+
+def not_in_bits(s: Subject, losses: list[float], nats: list[float]) -> None:
+    s.require(
+        not all_near(losses, [want / math.log(2) for want in nats]), "the losses are in bits, not in nats"
+    )
+
+
+def full_moves(before: Tensor, after: Tensor) -> bool:
+    """Whether nearly all weights that move do so by one distance, as in AdamW's very first step."""
+    by = (after - before).abs()
+    by = by[by > 0.2 * by.max()]  # a token that does not occur has no gradient
+    return bool((by > 0.8 * by.max()).double().mean() > 0.97)
+
+
 @pretrain.group("gradients", share=2)
 def _(g: Gen):
-    """Every step uses the gradients of its own batch: they do not pile up."""
+    """Every step uses the loss and the gradients of its own batch, which do not pile up, and clips them."""
 
-    def judge(s, noted, norms, losses):
-        before = [n for n in norms[2:] if n > 0]
+    def judge(s, seen):
+        before = [n for n in seen.norms[2:] if n > 0]
         piled = bool(before) and max(before) > 1.5 * min(before)
         s.require(not piled, "the gradients grow from step to step: those of earlier steps are still there")
 
     # one row is all the stream has, and the rate is tiny: every step has the same gradient
     tokens = g.perm(9)
     yield watched(g, 12, 1e-6, 2, tokens, 8, 9, judge, "the same row in every step")
+
+    config = {"vocab": 9, "width": 4}
+    state = weights(g, "TinyLM", scale=1.0, **config)
+    long = {"embed.weight": 60.0, "hidden.weight": 0.01}  # the same activations, other gradients
+    steep = {name: tensor * long.get(name, 1.0) for name, tensor in state.items()}
+    row = [(tokens[None, :8], tokens[None, 1:])]
+    _, grads = whole_loss("TinyLM", config, steep, row)
+    norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads.values()))
+
+    def clipped(s, seen):
+        # what torch's optimizers are given; an answer that updates the weights itself is not seen
+        s.require(not seen.stepped or max(seen.stepped) < 0.5 * norm, "the gradients are not clipped")
+
+    yield watched(g, 6, 1e-6, 2, tokens, 8, 9, clipped, "a gradient far above 1", state=steep)
+
+    stream = g.perm(9)
+    rows = [stream[None, i : i + 8] for i in (0, 1)]
+    copied = [whole_loss("TinyLM", config, state, [(row[:, :-1], row[:, :-1])])[0] for row in rows]
+    right = [whole_loss("TinyLM", config, state, [(row[:, :-1], row[:, 1:])])[0] for row in rows]
+
+    def honest(s, seen):
+        not_in_bits(s, seen.losses, right)
+        s.require(not all_near(seen.losses, copied), "the losses are those of copying the inputs")
+        not_of_it = "is not the mean over its batch of -log P(next token), in nats"
+        s.require(all_near(seen.losses[:1], right), f"the first loss {not_of_it}")
+        s.require(all_near(seen.losses, right), f"a later loss {not_of_it}")
+
+    yield watched(g, 12, 1e-9, 2, stream, 7, 9, honest, "one of two rows in each step", batch=1, state=state)
 
 
 @pretrain.group("generator")
@@ -1621,7 +1907,7 @@ def _(g: Gen):
 
 def pretrain_variant(
     model, tokens, steps, batch, block, peak_lr, warmup, generator, rate=None, clear=True, same=False,
-    shift=True, optimizer=torch.optim.AdamW, late=False, gen=None, tail=None,
+    shift=True, twice=False, optimizer=torch.optim.AdamW, late=False, gen=None, limit=1.0, anew=False,
 ):  # fmt: skip
     options = {} if optimizer is torch.optim.SGD else {"betas": (0.9, 0.95), "weight_decay": 0.1}
     made = optimizer(model.parameters(), lr=peak_lr, **options)
@@ -1631,10 +1917,14 @@ def pretrain_variant(
             rows = ref.random_batch(tokens, block, batch, gen or generator)
         inputs, targets = rows if shift else (rows[0], rows[0])
         loss = nll_of(model, inputs, targets, "mean")
+        if twice:
+            loss = F.cross_entropy(model(inputs)[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+        if anew:
+            made = optimizer(model.parameters(), lr=peak_lr, **options)
         if clear:
             made.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
         for group in made.param_groups:
             group["lr"] = (rate or ref.learning_rate)(step, peak_lr, warmup, steps, peak_lr / 10)
         made.step()
@@ -1646,8 +1936,8 @@ def pretrain_variant(
 
 @pretrain.near_miss("no-schedule")
 def _(*a):
-    """The learning rate is peak_lr from the first step on. Early gradients are large and the means of AdamW know nothing yet: set
-    the rate of every step with `learning_rate`."""
+    """The first update is made with peak_lr: the rate is never set, or only after the optimizer's step. Early gradients are large and
+    the means of AdamW know nothing yet: set the rate with `learning_rate` before every step."""
     return pretrain_variant(*a, rate=lambda step, peak, *_: peak)
 
 
@@ -1679,6 +1969,13 @@ def _(*a):
     return pretrain_variant(*a, shift=False)
 
 
+@pretrain.near_miss("shifted-twice")
+def _(*a):
+    """The targets are shifted once more in the loop, so the model learns the token after the next. `random_batch` has shifted them: the
+    logits at a position belong to the target at the same position."""
+    return pretrain_variant(*a, twice=True)
+
+
 @pretrain.near_miss("generator-ignored")
 def _(*a):
     """The batches do not come from the generator, so the run cannot be repeated. Pass it to `random_batch`."""
@@ -1697,6 +1994,35 @@ def _(*a):
     """Each loss is measured after the update, on the batch that was just learned. Note the loss of the forward pass that gave the
     gradient: the first one is that of the untrained model."""
     return pretrain_variant(*a, late=True)
+
+
+@pretrain.near_miss("not-clipped")
+def _(*a):
+    """The gradients are not clipped when the optimizer uses them: one odd batch can spoil AdamW's second mean for a hundred steps. Clip
+    after `backward()` and before the optimizer's step."""
+    return pretrain_variant(*a, limit=math.inf)
+
+
+@pretrain.near_miss("optimizer-made-anew")
+def _(*a):
+    """An optimizer is made in every step, so its means are always those of one batch, and every weight moves by the full rate. Make it
+    once, before the loop."""
+    return pretrain_variant(*a, anew=True)
+
+
+@pretrain.near_miss("losses-in-bits")
+def _(*a):
+    """The losses are in bits. `F.cross_entropy` is in nats: leave them as they are."""
+    return [x / math.log(2) for x in pretrain_variant(*a)]
+
+
+@pretrain.near_miss("losses-smoothed")
+def _(*a):
+    """The losses are a running mean. Return those of the steps themselves; smooth them where you draw them."""
+    out: list[float] = []
+    for x in pretrain_variant(*a):
+        out.append(0.9 * out[-1] + 0.1 * x if out else x)
+    return out
 
 
 @pretrain.near_miss("losses-as-tensors")
@@ -1736,13 +2062,15 @@ def states_of(s: Subject, *handles) -> tuple:
     return tuple(s._perform(kind, handle).value for kind, handle in zip(kinds, handles, strict=True))
 
 
-def resumed(g: Gen, words: str, as_path: bool = False, step: int = 3, twice: bool = False):
+def resumed(
+    g: Gen, words: str, as_path: bool = False, step: int = 3, twice: bool = False, kind: str = "TinyLM"
+):
     """Trains, saves, goes on; loads into other objects, goes on: both must give the same numbers."""
-    states = [weights(g, "TinyLM", **SMALL) for _ in range(2)]
+    states = [weights(g, kind, **SMALL) for _ in range(2)]
     seed = g.python.randrange(10**6)
 
     def run(s: Subject):
-        h, o, r = saved_run(s, states[0], seed)
+        h, o, r = saved_run(s, states[0], seed, kind=kind)
         path = f"{s.workdir()}/run.pt"
         path = s.module("FilePath", {}, path=path) if as_path else path
         if twice:
@@ -1753,7 +2081,7 @@ def resumed(g: Gen, words: str, as_path: bool = False, step: int = 3, twice: boo
         at_save = states_of(s, h, o, r)
         losses = s.ask_method(h, "practise", o, r, 4)
         end = s.ask_state(h)
-        h2, o2, r2 = saved_run(s, states[1], seed + 1, lr=0.5)
+        h2, o2, r2 = saved_run(s, states[1], seed + 1, lr=0.5, kind=kind)
         s.ask_method(h2, "practise", o2, r2, 1)
         got = s.ask("load_checkpoint", path, h2, o2, r2)
         restored = states_of(s, h2, o2, r2)
@@ -1780,9 +2108,10 @@ def _(g: Gen):
 
 @save_checkpoint.group("replaces")
 def _(g: Gen):
-    """A second checkpoint takes the place of the first; the step may be 0."""
+    """A second checkpoint takes the place of the first; the step may be 0, and the model may have buffers."""
     yield resumed(g, "saved twice, loaded once", twice=True)
     yield resumed(g, "step 0", step=0)
+    yield resumed(g, "a model with a buffer", kind="ShiftedLM")
 
 
 @save_checkpoint.group("leaves the run alone")
@@ -1797,8 +2126,12 @@ def _(g: Gen):
             h, o, r = saved_run(s, state, seed)
             s.ask_method(h, "practise", o, r, 2)
             if save:
+                before = s.ask_grads(h)
                 s.ask("save_checkpoint", f"{folder}/run.pt", h, o, 2, r)
-            ends.append((s.ask_method(h, "practise", o, r, 3), s.ask_state(h), s.generator_state(r)))
+                s.require_close(s.ask_grads(h), before, "saving has changed the gradients")
+                training = s._perform("get", (h, "training")).value
+                s.require(training, "saving has put the model into another mode")
+            ends.append((s.ask_method(h, "practise", o, r, 3), s.ask_state(h), states_of(s, h, o, r)[2]))
         s.require_close(ends[1], ends[0], "saving has changed the run", rtol=1e-5, atol=1e-6)
 
     yield scenario(run)
@@ -1806,7 +2139,7 @@ def _(g: Gen):
 
 @save_checkpoint.group("crash while saving", share=2)
 def _(g: Gen):
-    """A crash while saving leaves the old file whole."""
+    """A crash while saving leaves the old file whole; if writing fails, the error is raised."""
     states = [weights(g, "TinyLM", **SMALL) for _ in range(3)]
     seed = g.python.randrange(10**6)
 
@@ -1818,13 +2151,14 @@ def _(g: Gen):
         s.ask("save_checkpoint", path, h, o, 2, r)
         old = s.ask_state(h)
         broken, o2, r2 = saved_run(s, states[1], seed + 1, kind="UnsavableLM")
-        attempt(s, "save_checkpoint", path, broken, o2, 3, r2)
+        saving = attempt(s, "save_checkpoint", path, broken, o2, 3, r2)
         h3, o3, r3 = saved_run(s, states[2], seed + 2)
         loaded = attempt(s, "load_checkpoint", path, h3, o3, r3)
         s.require(
             loaded.error is None, "after a crash while saving, the old checkpoint cannot be loaded any more"
         )
         if int(loaded.value) == 2:  # an answer that asks the broken state for nothing may have saved it
+            s.require(saving.error is not None, "the file cannot be written, and no error is raised")
             s.require_close(
                 s.ask_state(h3), old, "after a crash while saving, the old weights are not loaded"
             )
@@ -1911,6 +2245,44 @@ def _(path, model, optimizer, generator):
     return ref.load_checkpoint(path, model, optimizer, generator) + 1
 
 
+@save_checkpoint.near_miss("step-of-the-optimizer", of="save_checkpoint")
+def _(path, model, optimizer, step, generator):
+    """The step that is saved is counted by the optimizer. Save the one that was given: a run may count otherwise."""
+    counted = [int(state["step"]) for state in optimizer.state.values()]
+    save_variant(path, model, optimizer, max(counted, default=0), generator)
+
+
+@save_checkpoint.near_miss("settings-lost", of="load_checkpoint")
+def _(path, model, optimizer, generator):
+    """The optimizer's means are restored, its settings (the rate, the decay) are those of the new one. `load_state_dict` of the whole
+    `optimizer.state_dict()` restores both."""
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    step = ref.load_checkpoint(path, model, optimizer, generator)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
+    return step
+
+
+@save_checkpoint.near_miss("buffers-lost", of="load_checkpoint")
+def _(path, model, optimizer, generator):
+    """The parameters are restored and the buffers are not. `model.state_dict()` has both: they belong to the model that goes on."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    step = ref.load_checkpoint(path, model, optimizer, generator)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    return step
+
+
+@save_checkpoint.near_miss("failure-passed-over", of="save_checkpoint")
+def _(path, model, optimizer, step, generator):
+    """When writing fails, the error is caught and nobody learns of it: the run goes on without a checkpoint. Clean up if you like, then
+    let the error go on."""
+    try:
+        save_variant(path, model, optimizer, step, generator)
+    except Exception:
+        return
+
+
 @save_checkpoint.near_miss("overwrites-in-place", of="save_checkpoint")
 def _(path, model, optimizer, step, generator):
     """The checkpoint is written straight into its file. A crash half way leaves neither the old nor the new one: write beside it and
@@ -1958,8 +2330,10 @@ def _(g: Gen):
 
 @parameter_count.group("untied")
 def _(g: Gen):
-    """An output matrix of its own counts as well."""
+    """An output matrix of its own counts as well, and large numbers are exact."""
     yield call(1, 2, 3, 5, False).expect(4 * 4 + 2 * 6 + 20).says("a toy")
+    odd = 61 * (4 * 12287**2 + 2 * 12287 * 49157) + 256001 * 12287
+    yield call(61, 12287, 49157, 256001).expect(odd).says("a large model of odd sizes")
     for tied in (True, False):
         yield call(3, 40, 100, g.python.randrange(300, 9000), tied=tied).says(f"tied={tied}")
 
@@ -1973,6 +2347,7 @@ def _(g: Gen):
         numbers = g.python.randrange(10**5, 10**9), g.python.randrange(10**6, 10**11)
         yield call(*numbers).of("training_flops").says("whole numbers")
     yield call(1.5e9, 3.0e11).of("training_flops").expect(2.7e21).says("floats")
+    yield call(0.5, 0.5).of("training_flops").expect(1.5).says("floats whose product is not whole")
     yield call(parameters=3, tokens=7).of("training_flops").expect(126).says("arguments by name")
 
 
@@ -2011,6 +2386,19 @@ def _(layers, d_hidden, d_ff, vocab, tied=True):
 def _(layers, d_hidden, d_ff, vocab, tied=True):
     """12 · d² per layer is the case d_ff = 4 · d_hidden. Use d_ff itself: 4 · d² + 2 · d · d_ff."""
     return layers * 12 * d_hidden**2 + vocab * d_hidden * (1 if tied else 2)
+
+
+@parameter_count.near_miss("embedding-in-each-layer")
+def _(layers, d_hidden, d_ff, vocab, tied=True):
+    """The embedding counts once for each layer. It stands before the first layer and after the last, outside of the bracket."""
+    return layers * (4 * d_hidden**2 + 2 * d_hidden * d_ff + vocab * d_hidden * (1 if tied else 2))
+
+
+@parameter_count.near_miss("biases-counted")
+def _(layers, d_hidden, d_ff, vocab, tied=True):
+    """Biases count. Here only matrices do: a matrix of d × d has d² weights."""
+    biases = 4 * d_hidden + d_ff + d_hidden
+    return layers * (4 * d_hidden**2 + 2 * d_hidden * d_ff + biases) + vocab * d_hidden * (1 if tied else 2)
 
 
 @parameter_count.near_miss("swapped-tied")
@@ -2148,9 +2536,14 @@ def _(x, loss):
 def _(x, loss):
     """The line goes through two of the points. With noise every point counts: fit by least squares over all of them."""
     line(x, loss)
-    i, j = int(x.argmin()), int(x.argmax())
-    alpha = float(-(loss[j].double() / loss[i].double()).log() / (x[j].double() / x[i].double()).log())
-    return alpha, float(x[i].double() * loss[i].double() ** (1 / alpha))
+    alpha = float(-(loss[-1].double() / loss[0].double()).log() / (x[-1].double() / x[0].double()).log())
+    return alpha, float(x[0].double() * loss[0].double() ** (1 / alpha))
+
+
+@fit_power_law.near_miss("c-first")
+def _(x, loss):
+    """c comes first. Return (alpha, c)."""
+    return ref.fit_power_law(x, loss)[::-1]
 
 
 @fit_power_law.near_miss("x-on-loss")
@@ -2218,7 +2611,7 @@ def _(g: Gen):
                     return f"{name} is not the law's"
             return None if objective(value, *runs) < 5e-7 else "the law does not go through the runs"
 
-        yield call(n, d, loss).judge(judge).says(f"{sizes * budgets} runs")
+        yield call(n, d, loss).judge(judge).close(0.02, 0.02).says(f"{sizes * budgets} runs")
 
 
 def as_low(value, n, d, loss, factor: float = 1.03) -> str | None:
@@ -2277,10 +2670,11 @@ def _(g: Gen):
     """Refuses fewer than five runs, and values that are not above 0."""
     n, d, loss, _ = law_runs(g)
     yield call(n[:4], d[:4], loss[:4]).raises(ValueError).says("four runs")
+    one = torch.arange(len(n)) == 3
+    yield call(n, d, loss * torch.where(one, -1.0, 1.0)).raises(ValueError).says("a negative loss")
+    yield call(n * ~one, d, loss).raises(ValueError).says("a model of 0 parameters")
     yield (
-        call(n, d, loss * torch.where(torch.arange(len(n)) == 3, -1.0, 1.0))
-        .raises(ValueError)
-        .says("a negative loss")
+        call(n, d * torch.where(one, -1.0, 1.0), loss).raises(ValueError).says("a negative number of tokens")
     )
 
 
@@ -2349,6 +2743,22 @@ def _(parameters, tokens, loss):
     """E, A and B are still logarithms, in which the fit is done. Return their exponentials."""
     e, a, b, alpha, beta = ref.fit_chinchilla(parameters, tokens, loss)
     return math.log(e), math.log(a), math.log(b), alpha, beta
+
+
+@fit_chinchilla.near_miss("not-scaled-back")
+def _(parameters, tokens, loss):
+    """A and B belong to N and D divided by their geometric means. Scale them back: multiply A by (mean N)^alpha and B by
+    (mean D)^beta."""
+    e, a, b, alpha, beta = ref.fit_chinchilla(parameters, tokens, loss)
+    n, d = (float(t.double().log().mean().exp()) for t in (parameters, tokens))
+    return e, a / n**alpha, b / d**beta, alpha, beta
+
+
+@fit_chinchilla.near_miss("factors-beside-exponents")
+def _(parameters, tokens, loss):
+    """The numbers come as E, A, alpha, B, beta or in another order. Return (E, A, B, alpha, beta)."""
+    e, a, b, alpha, beta = ref.fit_chinchilla(parameters, tokens, loss)
+    return e, a, alpha, b, beta
 
 
 @fit_chinchilla.near_miss("parameters-for-tokens")
@@ -2436,6 +2846,20 @@ def _(flops, A, B, alpha, beta):
 def _(flops, A, B, alpha, beta):
     """N · D is taken for the budget. Training costs 6 FLOPs per parameter and token: N · D = flops / 6."""
     return split(flops, A, B, alpha, beta, product=1.0)
+
+
+@compute_optimal.near_miss("no-six-in-the-tokens")
+def _(flops, A, B, alpha, beta):
+    """N is right, and N · D is not flops / 6. Training costs 6 FLOPs per parameter and token: D = flops / (6 · N)."""
+    n, d = ref.compute_optimal(flops, A, B, alpha, beta)
+    return n, 6 * d
+
+
+@compute_optimal.near_miss("a-bracket-missing")
+def _(flops, A, B, alpha, beta):
+    """The balance is computed as `alpha * A / beta * B`, which multiplies by B. Put the divisor into brackets:
+    `alpha * A / (beta * B)`."""
+    return split(flops, A, B, alpha, beta, ratio=alpha * A / beta * B)
 
 
 @compute_optimal.near_miss("terms-made-equal")

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class TinyLM(nn.Module):
@@ -42,24 +44,62 @@ class TinyLM(nn.Module):
         return losses
 
 
+class ShiftedLM(TinyLM):
+    """A `TinyLM` with a buffer, which no optimizer changes: a constant that is added to the logits."""
+
+    def __init__(self, vocab: int, width: int = 16, context: int = 2):
+        super().__init__(vocab, width, context)
+        self.register_buffer("shift", torch.zeros(1, vocab))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.shift
+
+
 class WatchedLM(TinyLM):
-    """A `TinyLM` that notes its weights and the norm of its gradients at every call, the first 96 times."""
+    """A `TinyLM` that notes its weights and the norm of its gradients at every call, the first 96 times, and that norm once more
+    whenever one of torch's optimizers makes a step with them."""
 
     def __init__(self, vocab: int, width: int = 16, context: int = 2):
         super().__init__(vocab, width, context)
         self.weights_noted: list[Tensor] = []
         self.norms_noted: list[float] = []
+        self.norms_stepped: list[float] = []
+        WATCHED.add(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.weights_noted) < 96:
-            grads = [p.grad.detach().flatten() for p in self.parameters() if p.grad is not None]
             self.weights_noted.append(torch.cat([p.detach().flatten() for p in self.parameters()]))
-            self.norms_noted.append(float(torch.cat(grads).norm()) if grads else 0.0)
+            self.norms_noted.append(_norm_of_gradients(list(self.parameters())))
         return super().forward(ids)
 
     def noted(self) -> tuple[list[Tensor], list[float]]:
         """Weights and norms, call by call."""
         return self.weights_noted, self.norms_noted
+
+    def stepped(self) -> list[float]:
+        """The norms of the gradients with which optimizers made their steps; none where an answer updates the weights itself."""
+        return self.norms_stepped
+
+
+WATCHED: "weakref.WeakSet[WatchedLM]" = weakref.WeakSet()
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    for model in list(WATCHED):
+        mine = {id(p) for p in model.parameters()}
+        stepped = [p for group in optimizer.param_groups for p in group["params"] if id(p) in mine]
+        if stepped and len(model.norms_stepped) < 96:
+            model.norms_stepped.append(_norm_of_gradients(stepped))
+
+
+register_optimizer_step_pre_hook(
+    _before_step
+)  # once: a hook that is taken away while torch calls it is an error
+
+
+def _norm_of_gradients(parameters: list[nn.Parameter]) -> float:
+    grads = [p.grad.detach().flatten() for p in parameters if p.grad is not None]
+    return float(torch.cat(grads).norm()) if grads else 0.0
 
 
 class UnsavableLM(TinyLM):
@@ -164,4 +204,4 @@ class GrowingCache(nn.Module):
 
 
 MODULES = {"TinyLM": TinyLM, "Bigram": Bigram, "LatentCache": LatentCache, "GrowingCache": GrowingCache, "WatchedLM": WatchedLM,
-           "UnsavableLM": UnsavableLM, "Disk": Disk, "FilePath": lambda path: FilePath(path)}  # fmt: skip
+           "ShiftedLM": ShiftedLM, "UnsavableLM": UnsavableLM, "Disk": Disk, "FilePath": lambda path: FilePath(path)}  # fmt: skip

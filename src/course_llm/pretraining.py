@@ -86,8 +86,8 @@ def pack(
     """Joins documents into one stream of tokens and cuts it into rows: (inputs, targets, document ids).
 
     Args:
-        documents: token ids of each document, without an end of text.
-        eos_id: the token put after each document; it belongs to that document.
+        documents: token ids of each document; no end of text has been added to them.
+        eos_id: the token put after each document; it belongs to that document, which may hold it elsewhere, too.
         block: tokens per row, at least 1.
 
     Rows start `block` tokens apart. A target is the token that follows its input in the stream, so the last

@@ -26,3 +26,11 @@ def right(exercise: str, words: str, source: str) -> None:
 def wrong(exercise: str, words: str, source: str, near_miss: str | None = None) -> None:
     """Adds an answer that must lose points."""
     ANSWERS.append(Answer(exercise, words, textwrap.dedent(source), False, near_miss))
+
+
+def changed(source: str, *changes: tuple[str, str]) -> str:
+    """The source with some of its words exchanged; each must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source

@@ -1,7 +1,7 @@
 """Right and wrong answers to the capstone's exercises; what an answer leans on comes from the solution."""
 
 from samples.build import answers
-from tests.answers import right, wrong
+from tests.answers import changed, right, wrong
 
 SOLUTION = answers("capstone")
 ATTENTIONS = SOLUTION["attention_step"] + "\n\n" + SOLUTION["latent_attention_step"] + "\n"
@@ -42,13 +42,6 @@ class ModelCache:
 def cache_with(*changes: tuple[str, str]) -> str:
     """The cache with some of its lines changed."""
     return changed(CACHE, *changes)
-
-
-def changed(source: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert source.count(old) >= 1, old
-        source = source.replace(old, new)
-    return source
 
 
 right("ModelCache", "buffers and counts in lists", CACHE)
@@ -221,7 +214,9 @@ wrong("attention_step", "right in float32 alone", changed(ATTENTION, ("@ layer.w
 
 # ---- latent_attention_step
 
-LATENT = FACTORS + """
+LATENT = (
+    FACTORS
+    + """
 def latent_attention_step(x, layer, heads, cache, index):
     past = cache.length
     (c,) = cache.update(index, x @ layer.w_dkv)
@@ -233,6 +228,7 @@ def latent_attention_step(x, layer, heads, cache, index):
     q, k = rope_at(q, past), rope_at(k, 0)
     return merge_heads(cached_attention(q, k, v)) @ layer.w_o
 """
+)
 
 right("latent_attention_step", "expanded", LATENT)
 right(
@@ -312,7 +308,9 @@ wrong("latent_attention_step", "a d_c out of bounds is moved into them",
 
 # ---- decoder_step
 
-DECODER = ATTENTIONS + """
+DECODER = (
+    ATTENTIONS
+    + """
 def decoder_step(weights, ids, cache):
     h = F.embedding(ids, weights.embedding)
     d = h.shape[-1]
@@ -323,6 +321,7 @@ def decoder_step(weights, ids, cache):
     h = F.rms_norm(h[:, -1], (d,), weights.norm, 1e-5)
     return F.linear(h, weights.embedding)
 """
+)
 
 right("decoder_step", "F.embedding and F.linear", DECODER)
 right(
@@ -368,7 +367,10 @@ wrong("decoder_step", "the last layer is left out", changed(DECODER, ("enumerate
 
 # ---- generate_text
 
-LOOP = STEP + GENERATOR + """
+LOOP = (
+    STEP
+    + GENERATOR
+    + """
     if temperature > 0 and uniforms is None:
         raise ValueError("sampling needs uniforms")
     cache = ModelCache(len(weights.layers), ids.shape[1] + max_new_tokens)
@@ -389,6 +391,7 @@ LOOP = STEP + GENERATOR + """
             break
     return text
 """
+)
 
 right("generate_text", "a loop", LOOP)
 right(
@@ -465,5 +468,9 @@ wrong("generate_text", "stops with the first row", changed(LOOP, ("done.all()", 
 wrong("generate_text", "EOS in the prompt ends a row",
       changed(LOOP, ("done = torch.zeros(ids.shape[0], dtype=torch.bool)", "done = (ids == eos_id).any(1) if eos_id is not None else torch.zeros(ids.shape[0], dtype=torch.bool)")),
       near_miss="ended-by-the-prompt")  # fmt: skip
-wrong("generate_text", "the prompt is left out", changed(LOOP, ("return text", "return text[:, ids.shape[1] :]")))
+wrong(
+    "generate_text",
+    "the prompt is left out",
+    changed(LOOP, ("return text", "return text[:, ids.shape[1] :]")),
+)
 wrong("generate_text", "top-p is forgotten", changed(LOOP, ("temperature, top_k, top_p), uniforms", "temperature, top_k), uniforms")))  # fmt: skip

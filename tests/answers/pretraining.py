@@ -1,6 +1,6 @@
 """Right and wrong answers to the exercises of the pretraining chapter."""
 
-from tests.answers import right, wrong
+from tests.answers import changed, right, wrong
 
 # ---- train_bpe
 
@@ -860,7 +860,7 @@ wrong(
 
 # ---- accumulate_gradients
 
-right(
+wrong(
     "accumulate_gradients",
     "one concatenated loss",
     """
@@ -872,6 +872,7 @@ def accumulate_gradients(model, microbatches):
     loss.backward()
     return loss.detach()
 """,
+    near_miss="all-in-memory",
 )
 right(
     "accumulate_gradients",
@@ -1707,3 +1708,1179 @@ wrong(
     "2 · N · D",
     _OPT.format(**_OPTS | {"budget": "flops / 2", "result": "n, flops / 2 / n"}),
 )
+
+# ======== a second stranger: an answer to each exercise, and the same with some of its lines changed
+
+BASES: dict[str, str] = {}
+
+
+def base(exercise: str, words: str, source: str) -> None:
+    """A right answer that others are made from."""
+    BASES[exercise] = source
+    right(exercise, words, source)
+
+
+def also(exercise: str, words: str, *changes: tuple[str, str]) -> None:
+    """The base answer with changes that leave it right."""
+    right(exercise, words, changed(BASES[exercise], *changes))
+
+
+def but(exercise: str, words: str, *changes: tuple[str, str], near_miss: str | None = None) -> None:
+    """The base answer with changes that make it wrong."""
+    wrong(exercise, words, changed(BASES[exercise], *changes), near_miss)
+
+
+# fmt: off
+
+# ---- train_bpe
+
+base("train_bpe", "Counter, tuples, min by (-count, pair)", """
+def joined(tokens, pair):
+    out, i = [], 0
+    while i < len(tokens):
+        if tuple(tokens[i : i + 2]) == pair:
+            out.append(pair[0] + pair[1])
+            i += 2
+        else:
+            out.append(tokens[i])
+            i += 1
+    return out
+
+
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("merges must not be negative")
+    words = [[bytes([b]) for b in word.encode("utf-8")] for word in word_counts]
+    counts = list(word_counts.values())
+    learned = []
+    while len(learned) < merges:
+        pairs = {}
+        for tokens, count in zip(words, counts):
+            for pair in zip(tokens, tokens[1:]):
+                pairs[pair] = pairs.get(pair, 0) + count
+        if not pairs:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        learned.append(best)
+        words = [joined(tokens, best) for tokens in words]
+    return learned
+""")
+right("train_bpe", "a heap with lazy deletion and counts kept up to date", """
+import heapq
+from collections import defaultdict
+
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("merges < 0")
+    words = [[[bytes([b]) for b in w.encode()], c] for w, c in word_counts.items()]
+    total, where = defaultdict(int), defaultdict(set)
+
+    def account(i, sign, touched):
+        tokens, c = words[i]
+        for p in zip(tokens, tokens[1:]):
+            total[p] += sign * c
+            touched.add(p)
+            if sign > 0:
+                where[p].add(i)
+
+    touched = set()
+    for i in range(len(words)):
+        account(i, 1, touched)
+    heap = [(-total[p], p) for p in touched]
+    heapq.heapify(heap)
+    out = []
+    while heap and len(out) < merges:
+        n, (a, b) = heapq.heappop(heap)
+        if -n != total[a, b] or n == 0:
+            continue
+        out.append((a, b))
+        touched = set()
+        for i in sorted(where.pop((a, b))):
+            account(i, -1, touched)
+            new = []
+            for t in words[i][0]:
+                if new and new[-1] == a and t == b and not fresh:
+                    new[-1] = a + b
+                    fresh = True
+                else:
+                    new.append(t)
+                    fresh = False
+            words[i][0] = new
+            account(i, 1, touched)
+        for p in touched:
+            if total[p] > 0:
+                heapq.heappush(heap, (-total[p], p))
+    return out
+""")
+right("train_bpe", "tensors: unique pairs of ids, runs of equal tokens by parity", """
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("no negative merges")
+    texts = list(word_counts)
+    ids = torch.tensor([i for w in texts for i in (*w.encode(), -1)], dtype=torch.long)
+    weight = torch.tensor([n for w, n in word_counts.items() for _ in range(len(w.encode()) + 1)], dtype=torch.long)
+    table = [bytes([i]) for i in range(256)]
+    out = []
+    for _ in range(merges):
+        l, r = ids[:-1], ids[1:]
+        inner = (l >= 0) & (r >= 0)
+        if not inner.any():
+            break
+        pairs, place = torch.unique(torch.stack([l[inner], r[inner]], 1), dim=0, return_inverse=True)
+        n = torch.zeros(len(pairs), dtype=torch.long).index_add_(0, place, weight[:-1][inner])
+        ties = pairs[n == n.max()].tolist()
+        a, b = min(ties, key=lambda p: (table[p[0]], table[p[1]]))
+        out.append((table[a], table[b]))
+        hit = (l == a) & (r == b)
+        if a == b:
+            at = torch.arange(len(ids))
+            starts = torch.cat([torch.tensor([True]), ids[1:] != ids[:-1]])
+            run = torch.cummax(torch.where(starts, at, torch.zeros_like(at)), 0).values
+            hit &= ((at - run) % 2 == 0)[:-1]
+        table.append(table[a] + table[b])
+        ids = ids.clone()
+        ids[:-1][hit] = len(table) - 1
+        keep = torch.cat([torch.tensor([True]), ~hit])
+        ids, weight = ids[keep], weight[keep]
+    return out
+""")
+right("train_bpe", "recursion; a word is a tuple, a merge is a fold", """
+from functools import reduce
+from itertools import pairwise
+
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError(merges)
+
+    def fuse(word, pair):
+        # (tokens so far, may the last one still be a left half)
+        def add(state, token):
+            done, free = state
+            if free and (done[-1], token) == pair:
+                return done[:-1] + (done[-1] + token,), False
+            return done + (token,), True
+        return reduce(add, word, ((), False))[0]
+
+    def learn(words, left):
+        every = [(p, c) for w, c in words for p in pairwise(w)]
+        if left == 0 or not every:
+            return []
+        score = {}
+        for p, c in every:
+            score[p] = score.get(p, 0) + c
+        top = max(score.values())
+        pair = sorted(p for p, s in score.items() if s == top)[0]
+        return [pair] + learn([(fuse(w, pair), c) for w, c in words], left - 1)
+
+    return learn([(tuple(bytes([b]) for b in w.encode()), c) for w, c in word_counts.items()], merges)
+""")
+but("train_bpe", "aaa counts as one pair of a's: counts only what could be joined", ("            for pair in zip(tokens, tokens[1:]):\n                pairs[pair] = pairs.get(pair, 0) + count\n", "            last = None\n            for i, pair in enumerate(zip(tokens, tokens[1:])):\n                if pair[0] == pair[1] and last == (i - 1, pair):\n                    last = None\n                    continue\n                pairs[pair] = pairs.get(pair, 0) + count\n                last = (i, pair)\n"), near_miss="runs-counted-without-overlap")
+but("train_bpe", "ties go to the token that sorts first, left and right joined", ("(-pairs[pair], pair)", "(-pairs[pair], pair[0] + pair[1])"), near_miss="ties-by-the-joined-token")
+but("train_bpe", "a pair that stands twice in a word counts once", ("in zip(tokens, tokens[1:])", "in set(zip(tokens, tokens[1:]))"), near_miss="pairs-once-per-word")
+but("train_bpe", "joins from right to left", ("    out, i = [], 0\n    while i < len(tokens):\n        if tuple(tokens[i : i + 2]) == pair:\n            out.append(pair[0] + pair[1])\n            i += 2\n        else:\n            out.append(tokens[i])\n            i += 1\n    return out\n", "    out, i = [], len(tokens)\n    while i > 0:\n        size = 2 if tuple(tokens[max(0, i - 2) : i]) == pair else 1\n        out.insert(0, b\"\".join(tokens[i - size : i]))\n        i -= size\n    return out\n"), near_miss="from-right-to-left")
+wrong("train_bpe", "tokens in a string with blanks: replace finds halves of tokens", """
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("merges")
+    words = {" ".join(f"{b:02x}" for b in w.encode()): n for w, n in word_counts.items()}
+    out = []
+    for _ in range(merges):
+        pairs = {}
+        for w, n in words.items():
+            parts = w.split()
+            for p in zip(parts, parts[1:]):
+                pairs[p] = pairs.get(p, 0) + n
+        if not pairs:
+            break
+        a, b = min(pairs, key=lambda p: (-pairs[p], bytes.fromhex(p[0]), bytes.fromhex(p[1])))
+        out.append((bytes.fromhex(a), bytes.fromhex(b)))
+        words = {w.replace(f"{a} {b}", a + b): n for w, n in words.items()}
+    return out
+""", near_miss="joins-parts-of-tokens")
+but("train_bpe", "letters, encoded at the end", ("bytes([b]) for b in word.encode(\"utf-8\")", "c.encode() for c in word"), near_miss="characters")
+but("train_bpe", "also joins what has just been joined: aaaa becomes one token", ("words = [joined(tokens, best) for tokens in words]", "words = [joined(tokens, best) for tokens in words]\n        if best[0] == best[1]:\n            words = [joined(tokens, (best[0] + best[1],) * 2) for tokens in words]"))
+but("train_bpe", "empties the dictionary it was given", ("    counts = list(word_counts.values())\n", "    counts = [word_counts.pop(word) for word in list(word_counts)]\n"))
+but("train_bpe", "ties go to the longer pair, then to the one that sorts first", ("(-pairs[pair], pair)", "(-pairs[pair], -len(pair[0] + pair[1]), pair)"))
+
+# ---- bpe_encode
+
+base("bpe_encode", "one pass for each merge", """
+def bpe_encode(word, merges):
+    tokens = [bytes([b]) for b in word.encode("utf-8")]
+    for left, right in merges:
+        out, i = [], 0
+        while i < len(tokens):
+            if i + 1 < len(tokens) and tokens[i] == left and tokens[i + 1] == right:
+                out.append(left + right)
+                i += 2
+            else:
+                out.append(tokens[i])
+                i += 1
+        tokens = out
+    return tokens
+""")
+right("bpe_encode", "the pair of the lowest rank, again and again", """
+def bpe_encode(word, merges):
+    rank = {pair: i for i, pair in enumerate(merges)}
+    t = [bytes([b]) for b in word.encode()]
+    while len(t) > 1:
+        best, i = min((rank.get((t[j], t[j + 1]), math.inf), j) for j in range(len(t) - 1))
+        if best == math.inf:
+            break
+        t[i : i + 2] = [t[i] + t[i + 1]]
+    return t
+""")
+right("bpe_encode", "recursion over the tokens, a fold over the merges", """
+from functools import reduce
+
+def bpe_encode(word, merges):
+    def join(tokens, pair):
+        if len(tokens) < 2:
+            return tokens
+        if tokens[:2] == pair:
+            return (tokens[0] + tokens[1], *join(tokens[2:], pair))
+        return (tokens[0], *join(tokens[1:], pair))
+
+    return list(reduce(join, merges, tuple(bytes([b]) for b in word.encode("utf8"))))
+""")
+right("bpe_encode", "borders as a list of cuts, taken out where a merge fits", """
+def bpe_encode(word, merges):
+    raw = word.encode()
+    cuts = list(range(len(raw) + 1))
+    for a, b in merges:
+        k = 1
+        while k < len(cuts) - 1:
+            if raw[cuts[k - 1] : cuts[k]] == a and raw[cuts[k] : cuts[k + 1]] == b:
+                del cuts[k]
+            k += 1
+    return [raw[i:j] for i, j in zip(cuts, cuts[1:])]
+""")
+right("bpe_encode", "a heap of ranks over a linked list", """
+import heapq
+
+def bpe_encode(word, merges):
+    rank = {p: i for i, p in enumerate(merges)}
+    t = [bytes([b]) for b in word.encode()]
+    n = len(t)
+    after, before = list(range(1, n + 1)), list(range(-1, n - 1))
+    heap = []
+
+    def offer(i):
+        if i >= 0 and after[i] < n and (t[i], t[after[i]]) in rank:
+            heapq.heappush(heap, (rank[t[i], t[after[i]]], i, t[i], t[after[i]]))
+
+    for i in range(n):
+        offer(i)
+    while heap:
+        _, i, a, b = heapq.heappop(heap)
+        j = after[i] if t[i] == a else n
+        if j >= n or t[j] != b:
+            continue
+        t[i], t[j] = a + b, None
+        after[i] = after[j]
+        if after[j] < n:
+            before[after[j]] = i
+        offer(i)
+        offer(before[i])
+    return [x for x in t if x is not None]
+""")
+but("bpe_encode", "stops at the first merge that finds nothing", ("        tokens = out\n", "        if len(out) == len(tokens):\n            break\n        tokens = out\n"), near_miss="stops-at-a-miss")
+but("bpe_encode", "letters instead of bytes", ("bytes([b]) for b in word.encode(\"utf-8\")", "c.encode() for c in word"), near_miss="starts-from-characters")
+wrong("bpe_encode", "from right to left", """
+def bpe_encode(word, merges):
+    t = [bytes([b]) for b in word.encode()]
+    for a, b in merges:
+        for i in range(len(t) - 2, -1, -1):
+            if t[i : i + 2] == [a, b]:
+                t[i : i + 2] = [a + b]
+    return t
+""", near_miss="from-right-to-left")
+wrong("bpe_encode", "remembers words, whatever the merges", """
+known = {}
+
+def bpe_encode(word, merges):
+    if word in known:
+        return known[word]
+    t = [bytes([b]) for b in word.encode()]
+    for a, b in merges:
+        i = 0
+        while i < len(t) - 1:
+            if t[i] == a and t[i + 1] == b:
+                t[i : i + 2] = [a + b]
+            i += 1
+    known[word] = t
+    return t
+""")
+wrong("bpe_encode", "takes the merges off the list it was given", """
+def bpe_encode(word, merges):
+    t = [bytes([b]) for b in word.encode()]
+    while merges:
+        a, b = merges.pop(0)
+        i = 0
+        while i < len(t) - 1:
+            if t[i] == a and t[i + 1] == b:
+                t[i : i + 2] = [a + b]
+            i += 1
+    return t
+""")
+wrong("bpe_encode", "bytes with blanks between: replace finds halves of tokens", """
+def bpe_encode(word, merges):
+    text = b"|".join(bytes([b]) for b in word.encode())
+    for a, b in merges:
+        text = text.replace(a + b"|" + b, a + b)
+    return text.split(b"|") if text else []
+""", near_miss="joins-parts-of-tokens")
+wrong("bpe_encode", "rank by rank, but the last of equal pairs first", """
+def bpe_encode(word, merges):
+    rank = {p: i for i, p in enumerate(merges)}
+    t = [bytes([b]) for b in word.encode()]
+    while True:
+        found = [(rank[t[j], t[j + 1]], -j) for j in range(len(t) - 1) if (t[j], t[j + 1]) in rank]
+        if not found:
+            return t
+        i = -min(found)[1]
+        t[i : i + 2] = [t[i] + t[i + 1]]
+""", near_miss="from-right-to-left")
+wrong("bpe_encode", "merges that overlap: aaa becomes aa, aa", """
+def bpe_encode(word, merges):
+    t = [bytes([b]) for b in word.encode()]
+    for a, b in merges:
+        hits = [i for i in range(len(t) - 1) if (t[i], t[i + 1]) == (a, b)]
+        drop = {i + 1 for i in hits} - set(hits)
+        t = [a + b if i in hits else x for i, x in enumerate(t) if i not in drop]
+    return t
+""")
+
+# ---- pack
+
+base("pack", "one list, rows by slices", """
+def pack(documents, eos_id, block):
+    if block < 1:
+        raise ValueError(f"block must be at least 1, got {block}")
+    stream, owner = [], []
+    for i, document in enumerate(documents):
+        for token in (*document, eos_id):
+            stream.append(token)
+            owner.append(i)
+    rows = max(0, (len(stream) - 1) // block)
+    cut = lambda values, shift: torch.tensor(values[shift : rows * block + shift], dtype=torch.int64).reshape(rows, block)
+    return cut(stream, 0), cut(stream, 1), cut(owner, 0)
+""")
+right("pack", "unfold over tensors, owners by repeat_interleave", """
+def pack(documents, eos_id, block):
+    if not block >= 1:
+        raise ValueError("block")
+    lengths = torch.tensor([len(d) + 1 for d in documents], dtype=torch.long)
+    stream = torch.cat([torch.tensor([*d, eos_id], dtype=torch.long) for d in documents] or [torch.empty(0, dtype=torch.long)])
+    owner = torch.repeat_interleave(torch.arange(len(documents)), lengths)
+    if len(stream) < block + 1:
+        return tuple(torch.empty(0, block, dtype=torch.long) for _ in range(3))
+    windows = stream.unfold(0, block + 1, block)
+    return windows[:, :-1].clone(), windows[:, 1:].clone(), owner.unfold(0, block + 1, block)[:, :-1].clone()
+""")
+right("pack", "a generator of (token, next, owner)", """
+from itertools import chain, islice, pairwise
+
+def pack(documents, eos_id, block):
+    if block <= 0:
+        raise ValueError("block is below 1")
+    stream = chain.from_iterable(((t, i) for t in chain(d, [eos_id])) for i, d in enumerate(documents))
+    triples = ((a, b, i) for (a, i), (b, _) in pairwise(stream))
+    rows = []
+    while len(row := list(islice(triples, block))) == block:
+        rows.append(row)
+    made = torch.tensor(rows, dtype=torch.int64).reshape(-1, block, 3) if rows else torch.zeros(0, block, 3, dtype=torch.int64)
+    return made[..., 0], made[..., 1], made[..., 2]
+""")
+wrong("pack", "owners counted by the ends of text before", """
+def pack(documents, eos_id, block):
+    if block < 1:
+        raise ValueError("block must be at least one")
+    stream = torch.tensor(sum(([*d, eos_id] for d in documents), []), dtype=torch.int64)
+    ends = (stream == eos_id).long()
+    owner = ends.cumsum(0) - ends
+    n = max(len(stream) - 1, 0) // block * block
+    return tuple(x.view(-1, block) if n else x.new_zeros(0, block) for x in (stream[:n], stream[1 : n + 1], owner[:n]))
+""", near_miss="ids-count-ends")
+but("pack", "a row takes block + 1 tokens away", ("(len(stream) - 1) // block)", "len(stream) // (block + 1))"), ("cut = lambda values, shift: torch.tensor(values[shift : rows * block + shift], dtype=torch.int64).reshape(rows, block)", "cut = lambda values, shift: torch.tensor(values[: rows * (block + 1)], dtype=torch.int64).reshape(rows, block + 1)[:, shift : block + shift]"), near_miss="rows-too-far-apart")
+but("pack", "a full row without its last target wraps around", ("(len(stream) - 1) // block", "len(stream) // block"), ("return cut(stream, 0), cut(stream, 1)", "return cut(stream, 0), cut(stream[1:] + stream[:1], 0)"))
+but("pack", "no end of text after the last document", ("    rows = ", "    stream, owner = stream[:-1], owner[:-1]\n    rows = "), near_miss="end-of-text-between")
+but("pack", "document ids of the targets", ("cut(owner, 0)", "cut(owner, 1)"), near_miss="ids-of-the-targets")
+but("pack", "an end of text belongs to the document that follows", ("        for token in (*document, eos_id):\n            stream.append(token)\n            owner.append(i)\n", "        stream += [*document, eos_id]\n        owner += [i] * len(document) + [i + 1]\n"), near_miss="ids-of-the-targets")
+but("pack", "targets do not cross documents", ("    rows = ", "    nxt = [b if i == j else -100 for b, i, j in zip(stream[1:], owner, owner[1:])]\n    rows = "), ("cut(stream, 1)", "cut(nxt, 0)"), near_miss="targets-stay-in-the-document")
+but("pack", "owners from the ends of text, empty documents not counted", ("    rows = ", "    seen = {k: n for n, k in enumerate(i for i, d in enumerate(documents) if len(d))}\n    owner = [seen.get(i, 0) for i in owner]\n    rows = "))
+but("pack", "no row: a tensor of shape (0,)", (".reshape(rows, block)", ".reshape(rows, block) if rows else torch.empty(0, dtype=torch.int64)"))
+but("pack", "appends the end of text to the documents it was given", ("        for token in (*document, eos_id):", "        document.append(eos_id)\n        for token in document:"))
+but("pack", "the tail is filled up with ends of text", ("    rows = ", "    while len(stream) > 1 and (len(stream) - 1) % block:\n        stream.append(eos_id)\n        owner.append(len(documents) - 1)\n    rows = "))
+but("pack", "row after row of each document by itself: the tail of each is dropped", ("    rows = max(0, (len(stream) - 1) // block)\n", "    stream, owner = [], []\n    for i, document in enumerate(documents):\n        whole = [*document, eos_id]\n        whole = whole[: len(whole) // block * block]\n        stream += whole\n        owner += [i] * len(whole)\n    rows = max(0, (len(stream) - 1) // block)\n"))
+
+# ---- random_batch
+
+base("random_batch", "randint and a matrix of places", """
+def random_batch(tokens, block, batch, generator):
+    n = len(tokens)
+    if n < block + 1:
+        raise ValueError(f"{n} tokens are too few for rows of {block}")
+    starts = torch.randint(0, n - block, (batch,), generator=generator)
+    at = starts[:, None] + torch.arange(block)
+    return tokens[at], tokens[at + 1]
+""")
+right("random_batch", "one draw for each row, slices stacked", """
+def random_batch(tokens, block, batch, generator):
+    if tokens.numel() <= block:
+        raise ValueError("too few tokens")
+    x, y = [], []
+    for _ in range(batch):
+        s = int(torch.randint(tokens.numel() - block, (), generator=generator))
+        x.append(tokens[s : s + block])
+        y.append(tokens[s + 1 : s + block + 1])
+    return torch.stack(x), torch.stack(y)
+""")
+right("random_batch", "multinomial over all windows", """
+def random_batch(tokens, block, batch, generator):
+    if len(tokens) - block < 1:
+        raise ValueError("stream too short")
+    windows = tokens.unfold(0, block + 1, 1)
+    rows = windows[torch.multinomial(torch.ones(len(windows)), batch, replacement=True, generator=generator)]
+    return rows[:, :-1], rows[:, 1:]
+""")
+right("random_batch", "uniform numbers in float64, gather", """
+def random_batch(tokens, block, batch, generator):
+    room = len(tokens) - block
+    if room <= 0:
+        raise ValueError("room")
+    u = torch.rand(batch, 1, generator=generator, dtype=torch.float64)
+    index = (u * room).floor().long() + torch.arange(block + 1)
+    rows = tokens.expand(batch, -1).gather(1, index)
+    return rows[:, :block].contiguous(), rows[:, 1:].contiguous()
+""")
+right("random_batch", "python's random, seeded by a draw from the generator", """
+import random
+
+def random_batch(tokens, block, batch, generator):
+    if len(tokens) < block + 1:
+        raise ValueError("too short a stream")
+    dice = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
+    starts = [dice.randrange(len(tokens) - block) for _ in range(batch)]
+    return tuple(torch.stack([tokens[s + k : s + k + block] for s in starts]) for k in (0, 1))
+""")
+but("random_batch", "the last start is never drawn", ("n - block, (batch", "max(1, n - block - 1), (batch"))
+but("random_batch", "starts in order", ("generator=generator)", "generator=generator).sort().values"), near_miss="in-the-order-of-the-stream")
+but("random_batch", "without replacement where that is possible", ("starts = torch.randint(0, n - block, (batch,), generator=generator)", "starts = torch.cat([torch.randperm(n - block, generator=generator) for _ in range(batch // (n - block) + 1)])[:batch]"))
+but("random_batch", "rounds: the first and the last start are half as likely", ("torch.randint(0, n - block, (batch,), generator=generator)", "(torch.rand(batch, generator=generator) * (n - block - 1)).round().long()"))
+but("random_batch", "starts that are too late are pushed back to the last one", ("torch.randint(0, n - block, (batch,), generator=generator)", "torch.randint(0, n, (batch,), generator=generator).clamp(max=n - block - 1)"))
+but("random_batch", "draws from a copy: the generator stays where it is", ("    n = len(tokens)\n", "    n = len(tokens)\n    generator = generator.clone_state()\n"), near_miss="generator-seeded-anew")
+but("random_batch", "seeds the generator again in every call", ("    n = len(tokens)\n", "    n = len(tokens)\n    generator.manual_seed(generator.initial_seed())\n"), near_miss="generator-seeded-anew")
+but("random_batch", "ids become int64", ("    n = len(tokens)\n", "    tokens = tokens.long()\n    n = len(tokens)\n"), near_miss="always-int64")
+but("random_batch", "rows follow each other from one random start", ("torch.randint(0, n - block, (batch,), generator=generator)", "(torch.randint(0, n - block, (1,), generator=generator) + block * torch.arange(batch)) % (n - block)"))
+but("random_batch", "starts at multiples of block only", ("torch.randint(0, n - block, (batch,), generator=generator)", "block * torch.randint(0, (n - 1) // block, (batch,), generator=generator)"), near_miss="multiples-of-block")
+but("random_batch", "targets cut from their own random rows", ("tokens[at + 1]", "tokens[torch.randint(0, n - block, (batch,), generator=generator)[:, None] + 1 + torch.arange(block)]"))
+but("random_batch", "an exact fit is refused", ("n < block + 1", "n <= block + 1"))
+but("random_batch", "the second half of the rows mirrors the first", ("    at = ", "    starts[batch - batch // 2 :] = n - block - 1 - starts[: batch // 2]\n    at = "))
+
+# ---- learning_rate
+
+base("learning_rate", "three branches", """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0:
+        raise ValueError("step and warmup must not be negative")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if step >= total:
+        return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+""")
+right("learning_rate", "one expression, squared cosine of half the angle", """
+def learning_rate(step, peak, warmup, total, floor):
+    if min(step, warmup) < 0:
+        raise ValueError("negative")
+    x = min(max(step - warmup, 0) / max(total - warmup, 1e-300), 1.0) if step < total else 1.0
+    return peak * (step + 1) / warmup if step < warmup else floor + (peak - floor) * math.cos(math.pi * x / 2) ** 2
+""")
+right("learning_rate", "the whole schedule as a list", """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0:
+        raise ValueError("below 0")
+    up = [peak * k / warmup for k in range(1, warmup + 1)]
+    n = max(total - warmup, 0)
+    down = [floor + 0.5 * (peak - floor) * (1 + math.cos(k * math.pi / n)) for k in range(n)]
+    rates = up + down
+    return float(rates[step] if step < len(rates) else floor)
+""")
+right("learning_rate", "torch's cosine schedule in float64", """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0:
+        raise ValueError("step")
+    if warmup < 0:
+        raise ValueError("warmup")
+    if step < warmup:
+        return torch.linspace(0, peak, warmup + 1, dtype=torch.float64)[step + 1].item()
+    if step >= total:
+        return float(floor)
+    turn = torch.polar(torch.tensor(1.0, dtype=torch.float64), torch.tensor(math.pi * (step - warmup) / (total - warmup), dtype=torch.float64))
+    return torch.lerp(torch.tensor(floor, dtype=torch.float64), torch.tensor(peak, dtype=torch.float64), (1 + turn.real) / 2).item()
+""")
+but("learning_rate", "the cosine ends at the last step", ("x = (step - warmup) / (total - warmup)", "x = (step - warmup) / max(1, total - warmup - 1)"), near_miss="cosine-ends-early")
+but("learning_rate", "the floor as a lower bound", ("floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2", "max(floor, peak * (1 + math.cos(math.pi * x)) / 2)"), near_miss="clamped-at-the-floor")
+but("learning_rate", "the floor on top of the full cosine", ("(peak - floor) * (1", "peak * (1"), near_miss="floor-on-top")
+but("learning_rate", "the line starts from the floor", ("return peak * (step + 1) / warmup", "return floor + (peak - floor) * (step + 1) / warmup"), near_miss="rises-from-the-floor")
+but("learning_rate", "after the end the cosine goes up again", ("    if step >= total:\n        return floor\n", ""), ("(total - warmup)", "max(1, total - warmup)"), near_miss="rises-again")
+but("learning_rate", "the line includes step warmup", ("step < warmup:", "step <= warmup and warmup > 0:"), ("(step + 1) / warmup", "(step + 1) / (warmup + 1)"), near_miss="peak-one-step-late")
+but("learning_rate", "the cosine begins one step late", ("(step - warmup) / (total - warmup)", "max(0, step - warmup - 1) / max(1, total - warmup - 1)"))
+but("learning_rate", "a warm-up of 0 is taken for 1", ("    if step < warmup:", "    warmup = warmup or 1\n    if step < warmup:"))
+but("learning_rate", "after the end the rate is 0", ("        return floor\n", "        return 0.0\n"))
+
+# ---- adamw_step
+
+base("adamw_step", "the rule, line by line", """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = betas
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad**2
+    m_hat = m / (1 - b1**step)
+    v_hat = v / (1 - b2**step)
+    param = param * (1 - lr * weight_decay) - lr * m_hat / (v_hat.sqrt() + eps)
+    return param, m, v
+""")
+right("adamw_step", "lerp, addcmul and addcdiv in place on own copies", """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step <= 0:
+        raise ValueError(f"step must be at least 1, got {step}")
+    m = torch.lerp(m, grad, 1 - betas[0])
+    v = v.mul(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+    denominator = v.sqrt().div_(math.sqrt(1 - betas[1] ** step)).add_(eps)
+    new = param.mul(1 - lr * weight_decay).addcdiv_(m, denominator, value=-lr / (1 - betas[0] ** step))
+    return new, m, v
+""")
+right("adamw_step", "numbers one by one, in float64", """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("no such step")
+    out = ([], [], [])
+    for p, g, a, b in zip(*(t.flatten().tolist() for t in (param, grad, m, v))):
+        a += (1 - betas[0]) * (g - a)
+        b += (1 - betas[1]) * (g * g - b)
+        move = (a / (1 - betas[0] ** step)) / (math.sqrt(b / (1 - betas[1] ** step)) + eps)
+        for values, value in zip(out, (p - lr * weight_decay * p - lr * move, a, b)):
+            values.append(value)
+    return tuple(torch.tensor(values, dtype=param.dtype).reshape(param.shape) for values in out)
+""")
+but("adamw_step", "eps joins the root before the correction", ("lr * m_hat / (v_hat.sqrt() + eps)", "lr * m_hat * math.sqrt(1 - b2**step) / (v.sqrt() + eps)"), near_miss="eps-before-the-correction")
+but("adamw_step", "the corrected means are kept", ("return param, m, v", "return param, m_hat, v_hat"), near_miss="corrected-means-returned")
+but("adamw_step", "decay of the weight after its update", ("param = param * (1 - lr * weight_decay) - lr * m_hat / (v_hat.sqrt() + eps)", "param = (param - lr * m_hat / (v_hat.sqrt() + eps)) * (1 - lr * weight_decay)"), near_miss="decay-after-the-update")
+but("adamw_step", "decay without the rate", ("(1 - lr * weight_decay)", "(1 - weight_decay)"), near_miss="decay-without-lr")
+but("adamw_step", "the correction counts from 0", ("b1**step", "b1 ** (step + 1)"), ("b2**step", "b2 ** (step + 1)"), near_miss="counts-from-zero")
+but("adamw_step", "v from the mean instead of the gradient", ("grad**2", "m**2"))
+but("adamw_step", "betas of the corrections swapped", ("m / (1 - b1**step)", "m / (1 - b2**step)"), ("v / (1 - b2**step)", "v / (1 - b1**step)"))
+but("adamw_step", "one v for the whole tensor", ("(v_hat.sqrt() + eps)", "(v_hat.mean().sqrt() + eps)"))
+but("adamw_step", "counts its own calls", ("def adamw_step", "calls = 0\n\ndef adamw_step"), ("    b1, b2 = betas\n", "    global calls\n    calls += 1\n    step = calls\n    b1, b2 = betas\n"))
+but("adamw_step", "only m is corrected", ("v_hat = v / (1 - b2**step)", "v_hat = v"), near_miss="only-m-corrected")
+but("adamw_step", "the correction of v outside of the root", ("(v_hat.sqrt() + eps)", "(v.sqrt() / (1 - b2**step) + eps)"))
+but("adamw_step", "Nesterov's look ahead, as in NAdam", ("m_hat = m / (1 - b1**step)", "m_hat = (b1 * m + (1 - b1) * grad) / (1 - b1**step)"))
+
+# ---- clip_gradients
+
+base("clip_gradients", "sum of squares, one factor", """
+def clip_gradients(grads, max_norm):
+    if max_norm <= 0:
+        raise ValueError("max_norm must be above 0")
+    total = 0.0
+    for grad in grads:
+        total += (grad.double() ** 2).sum().item()
+    norm = math.sqrt(total)
+    factor = max_norm / norm if norm > max_norm else 1.0
+    return [grad * factor for grad in grads], norm
+""")
+right("clip_gradients", "norm of the norms in float64, clamped factor", """
+def clip_gradients(grads, max_norm):
+    if max_norm <= 0.0:
+        raise ValueError("max_norm has to be positive")
+    norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]).norm()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [(g.double() * factor).to(g.dtype) for g in grads], norm
+""")
+right("clip_gradients", "one long vector, einsum, split again", """
+def clip_gradients(grads, max_norm):
+    if max_norm <= 0:
+        raise ValueError("max_norm")
+    flat = torch.cat([g.reshape(-1).to(torch.float64) for g in grads])
+    norm = torch.einsum("i,i->", flat, flat).sqrt()
+    if norm > max_norm:
+        flat = flat / norm * max_norm
+    parts = flat.split([g.numel() for g in grads])
+    return [p.view(g.shape).type(g.dtype) for p, g in zip(parts, grads)], norm
+""")
+right("clip_gradients", "foreach", """
+def clip_gradients(grads, max_norm):
+    if max_norm <= 0:
+        raise ValueError("max_norm")
+    big = [g.float() if g.dtype in (torch.float16, torch.bfloat16) else g for g in grads]
+    norm = torch.linalg.vector_norm(torch.stack([n.double() for n in torch._foreach_norm(big)]))
+    scale = min(1.0, max_norm / max(norm.item(), 1e-30))
+    return [x.to(g.dtype) for x, g in zip(torch._foreach_mul(big, scale), grads)], norm
+""")
+but("clip_gradients", "short gradients are made longer", ("max_norm / norm if norm > max_norm else 1.0", "max_norm / norm if norm > 0 else 1.0"), near_miss="always-rescales")
+but("clip_gradients", "the norms are added", ("total += (grad.double() ** 2).sum().item()", "total += grad.double().norm().item()"), ("math.sqrt(total)", "total"), near_miss="norms-added")
+but("clip_gradients", "the norm after clipping", ("grads], norm", "grads], min(norm, max_norm)"), near_miss="norm-afterwards")
+but("clip_gradients", "scales the tensors that it was given", ("[grad * factor for grad in grads]", "[grad.mul_(factor) for grad in grads]"), near_miss="in-place")
+but("clip_gradients", "root of the mean of the squares", ("math.sqrt(total)", "math.sqrt(total / sum(grad.numel() for grad in grads))"), near_miss="root-mean-square")
+but("clip_gradients", "the largest norm of a tensor", ("total += (grad.double() ** 2).sum().item()", "total = max(total, (grad.double() ** 2).sum().item())"))
+but("clip_gradients", "torch.linalg.norm with 2: the spectral norm of a matrix", ("(grad.double() ** 2).sum().item()", "(torch.linalg.norm(grad.double(), 2) ** 2 if grad.ndim < 3 else (grad.double() ** 2).sum()).item()"))
+but("clip_gradients", "the squares summed over the first axis, the largest column taken", ("(grad.double() ** 2).sum().item()", "(grad.double() ** 2).sum(0).max().item()"))
+but("clip_gradients", "all zeros become nan", ("[grad * factor for grad in grads]", "[grad / norm * min(norm, max_norm) for grad in grads]"), near_miss="zero-over-zero")
+but("clip_gradients", "the square of the norm is compared", ("factor = max_norm / norm if norm > max_norm", "factor = max_norm / norm if total > max_norm"))
+but("clip_gradients", "all come back in the dtype of the first", ("[grad * factor for grad in grads]", "[(grad * factor).to(grads[0].dtype) for grad in grads]"))
+also("clip_gradients", "squares summed in the gradients' own dtype", ("(grad.double() ** 2)", "(grad ** 2)"))
+but("clip_gradients", "clips every entry to the norm", ("[grad * factor for grad in grads]", "[grad.clamp(-max_norm, max_norm) for grad in grads]"), near_miss="clips-values")
+
+# ---- accumulate_gradients
+
+base("accumulate_gradients", "count first, then sum / count", """
+def accumulate_gradients(model, microbatches):
+    model.zero_grad()
+    count = sum((targets != -100).sum().item() for _, targets in microbatches)
+    total = 0.0
+    for inputs, targets in microbatches:
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / count
+        loss.backward()
+        total = total + loss.detach()
+    return total
+""")
+right("accumulate_gradients", "gradients of sums, divided at the end", """
+def accumulate_gradients(model, microbatches):
+    for p in model.parameters():
+        p.grad = None
+    total, n = torch.zeros(()), 0
+    for x, y in microbatches:
+        loss = F.cross_entropy(model(x).transpose(1, 2), y, ignore_index=-100, reduction="sum")
+        loss.backward()
+        total += loss.detach()
+        n += int(y.ne(-100).sum())
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= n
+    return total / n
+""")
+right("accumulate_gradients", "torch.autograd.grad, log_softmax and gather; empty ones skipped", """
+def accumulate_gradients(model, microbatches):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    counted = [(y != -100) for _, y in microbatches]
+    n = sum(int(c.sum()) for c in counted)
+    sums, mean = [torch.zeros_like(p) for p in parameters], 0.0
+    for (x, y), c in zip(microbatches, counted):
+        if not c.any():
+            continue
+        chosen = model(x).log_softmax(-1)[c].gather(-1, y[c][:, None])
+        loss = -chosen.sum() / n
+        for s, g in zip(sums, torch.autograd.grad(loss, parameters, allow_unused=True)):
+            if g is not None:
+                s += g
+        mean += loss.item()
+    for p, s in zip(parameters, sums):
+        p.grad = s
+    return torch.tensor(mean)
+""")
+right("accumulate_gradients", "mean losses weighted by their share", """
+def accumulate_gradients(model, microbatches):
+    counts = [torch.count_nonzero(t + 100) for _, t in microbatches]
+    n = torch.stack(counts).sum()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    out = []
+    for (i, t), k in zip(microbatches, counts):
+        if k:
+            share = F.nll_loss(F.log_softmax(model(i).reshape(t.numel(), -1), 1), t.reshape(-1)) * k / n
+            share.backward()
+            out.append(share.detach())
+    return torch.stack(out).sum()
+""")
+but("accumulate_gradients", "cleared before each microbatch", ("        logits = ", "        model.zero_grad()\n        logits = "), near_miss="cleared-in-between")
+but("accumulate_gradients", "the loss still hangs on the graph", ("loss.detach()", "loss"), near_miss="still-attached")
+but("accumulate_gradients", "mean times count: nan where nothing counts", ("reduction=\"sum\") / count", "reduction=\"mean\") * (targets != -100).sum() / count"), near_miss="nan-without-targets")
+but("accumulate_gradients", "one backward at the end", ("        loss.backward()\n        total = total + loss.detach()\n    return total", "        total = total + loss\n    total.backward()\n    return total.detach()"), near_miss="all-in-memory")
+but("accumulate_gradients", "divides by the count so far", ("    total = 0.0\n", "    total, count = 0.0, 0\n"), ("        logits = ", "        count += (targets != -100).sum()\n        logits = "))
+but("accumulate_gradients", "returns the mean of the mean losses", ("    return total\n", "    with torch.no_grad():\n        return torch.stack([F.cross_entropy(model(x).flatten(0, -2), y.flatten()) for x, y in microbatches]).nanmean()\n"), near_miss="mean-of-means")
+but("accumulate_gradients", "weights by rows", ("sum((targets != -100).sum().item() for _, targets in microbatches)", "sum(len(targets) for _, targets in microbatches)"), ("reduction=\"sum\") / count", "reduction=\"mean\") * len(targets) / count"), near_miss="weighted-by-rows")
+but("accumulate_gradients", "targets of -100 become token 0 in place, and weigh nothing", ("        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=\"sum\") / count\n", "        counts = (targets != -100).float()\n        targets[targets == -100] = 0\n        loss = (F.cross_entropy(logits.transpose(1, 2), targets, reduction=\"none\") * counts).sum() / count\n"), near_miss="hidden-targets-overwritten")
+but("accumulate_gradients", "every negative target counts as padding, 0 too", ("targets != -100", "targets > 0"), ("targets.flatten(), reduction", "targets.flatten().masked_fill(targets.flatten() <= 0, -100), reduction"))
+but("accumulate_gradients", "logits reshaped across axes", ("logits.flatten(0, -2), targets.flatten()", "logits.transpose(0, 1).flatten(0, -2), targets.flatten()"))
+but("accumulate_gradients", "goes a step down the gradient, too", ("    return total\n", "    torch.optim.SGD(model.parameters(), lr=1e-2).step()\n    return total\n"))
+but("accumulate_gradients", "all microbatches padded into one", ("    for inputs, targets in microbatches:\n", "    seq = max(x.shape[1] for x, _ in microbatches)\n    pad = lambda t, value: F.pad(t, (0, seq - t.shape[1]), value=value)\n    one = torch.cat([pad(x, 0) for x, _ in microbatches]), torch.cat([pad(y, -100) for _, y in microbatches])\n    for inputs, targets in [one]:\n"), near_miss="all-in-memory")
+
+# ---- pretrain
+
+base("pretrain", "the five steps with torch's tools", _EARLIER + """
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        inputs, targets = random_batch(tokens, block, batch, generator)
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+""")
+right("pretrain", "LambdaLR, and no decay of vectors", _EARLIER + """
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1.0, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, peak_lr, warmup, steps, peak_lr / 10))
+    history = []
+    model.train()
+    while len(history) < steps:
+        x, y = random_batch(tokens, block, batch, generator)
+        loss = -model(x).log_softmax(-1).gather(-1, y[..., None]).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        history.append(float(loss.detach()))
+    return history
+""")
+right("pretrain", "old gradients cleared first, two microbatches a step", _EARLIER + """
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    adamw = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    out = torch.empty(steps, dtype=torch.float64)
+    for k in range(steps):
+        x, y = random_batch(tokens, block, batch, generator)
+        half = max(1, batch // 2)
+        out[k] = accumulate_gradients(model, list(zip(x.split(half), y.split(half))))
+        total = sum(float(p.grad.pow(2).sum()) for p in model.parameters()) ** 0.5
+        if total > 1:
+            for p in model.parameters():
+                p.grad.div_(total)
+        adamw.param_groups[0]["lr"] = learning_rate(k, peak_lr, warmup, steps, 0.1 * peak_lr)
+        adamw.step()
+    return out.tolist()
+""")
+but("pretrain", "targets shifted twice", ("logits.flatten(0, 1), targets.flatten()", "logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()"), near_miss="shifted-twice")
+but("pretrain", "the loss after the update", ("        losses.append(loss.item())\n", "        with torch.no_grad():\n            losses.append(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item())\n"), near_miss="loss-after-the-update")
+but("pretrain", "the rate is set after the step", ("        for group in optimizer.param_groups:\n            group[\"lr\"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)\n        optimizer.step()\n", "        optimizer.step()\n        for group in optimizer.param_groups:\n            group[\"lr\"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)\n"), near_miss="no-schedule")
+but("pretrain", "a generator of its own with a fixed seed", ("    losses = []\n", "    losses = []\n    generator = torch.Generator().manual_seed(0)\n"))
+but("pretrain", "stochastic gradient descent", ("torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)", "torch.optim.SGD(model.parameters(), lr=peak_lr, momentum=0.9)"), near_miss="plain-gradient-descent")
+but("pretrain", "a new optimizer in every step", ("        optimizer.zero_grad()\n", "        optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)\n        optimizer.zero_grad()\n"), near_miss="optimizer-made-anew")
+but("pretrain", "the loss summed over each row", ("loss.item()", "loss.item() * block"))
+but("pretrain", "a running mean of the losses", ("losses.append(loss.item())", "losses.append(loss.item() if not losses else 0.9 * losses[-1] + 0.1 * loss.item())"), near_miss="losses-smoothed")
+but("pretrain", "clips before the gradient is there", ("        optimizer.zero_grad()\n        loss.backward()\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.zero_grad()\n        loss.backward()\n"), near_miss="not-clipped")
+but("pretrain", "the rows are not shuffled: the stream from its start", ("inputs, targets = random_batch(tokens, block, batch, generator)", "inputs, targets = (torch.stack([tokens[(step * batch + r) * block % (len(tokens) - block) :][:block] for r in range(batch)]), torch.stack([tokens[(step * batch + r) * block % (len(tokens) - block) + 1 :][:block] for r in range(batch)]))"))
+
+# ---- save_checkpoint
+
+base("save_checkpoint", "one dictionary, torch.save, os.replace", """
+def save_checkpoint(path, model, optimizer, step, generator):
+    path = Path(path)
+    beside = path.with_name(path.name + ".new")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "generator": generator.get_state()}, beside)
+    os.replace(beside, path)
+
+
+def load_checkpoint(path, model, optimizer, generator):
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    generator.set_state(saved["generator"])
+    return saved["step"]
+""")
+right("save_checkpoint", "pickle, flushed and synced", """
+import pickle
+
+def save_checkpoint(path, model, optimizer, step, generator):
+    tmp = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    with open(tmp, "wb") as file:
+        pickle.dump((model.state_dict(), optimizer.state_dict(), int(step), generator.get_state()), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(tmp, path)
+
+
+def load_checkpoint(path, model, optimizer, generator):
+    with open(path, "rb") as file:
+        weights, moments, step, state = pickle.load(file)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(weights[name])
+    optimizer.load_state_dict(moments)
+    generator.set_state(state)
+    return step
+""")
+right("save_checkpoint", "a named temporary file in the same folder, removed if writing fails", """
+import tempfile
+
+def save_checkpoint(path, model, optimizer, step, generator):
+    folder, name = os.path.split(os.path.abspath(path))
+    handle, tmp = tempfile.mkstemp(dir=folder, prefix=name)
+    try:
+        with os.fdopen(handle, "wb") as f:
+            torch.save([step, [t for t in (model, optimizer) for t in [t.state_dict()]], generator.get_state()], f)
+        os.replace(tmp, path)
+    except BaseException:
+        os.unlink(tmp)
+        raise
+
+
+def load_checkpoint(path, model, optimizer, generator):
+    step, states, random = torch.load(Path(path), map_location="cpu", weights_only=False)
+    for target, state in zip((model, optimizer), states):
+        target.load_state_dict(state)
+    generator.set_state(random)
+    return step
+""")
+right("save_checkpoint", "a dataclass and bytes in memory", """
+import dataclasses
+import io
+
+@dataclasses.dataclass
+class Saved:
+    weights: dict
+    optimizer: dict
+    step: int
+    random: list
+
+
+def save_checkpoint(path, model, optimizer, step, generator):
+    memory = io.BytesIO()
+    saved = Saved(model.state_dict(), optimizer.state_dict(), step, generator.get_state().tolist())
+    torch.save(vars(saved), memory)
+    beside = Path(str(path) + "~")
+    beside.write_bytes(memory.getvalue())
+    beside.replace(path)
+
+
+def load_checkpoint(path, model, optimizer, generator):
+    saved = Saved(**torch.load(io.BytesIO(Path(path).read_bytes())))
+    model.load_state_dict(saved.weights)
+    optimizer.load_state_dict(saved.optimizer)
+    generator.set_state(torch.tensor(saved.random, dtype=torch.uint8))
+    return saved.step
+""")
+but("save_checkpoint", "the global generator's state", ("generator.get_state()", "torch.get_rng_state()"), ("generator.set_state(saved[\"generator\"])", "torch.set_rng_state(saved[\"generator\"])"), near_miss="generator-state-lost")
+but("save_checkpoint", "the generator's seed", ("generator.get_state()", "generator.initial_seed()"), ("generator.set_state(", "generator.manual_seed("), near_miss="generator-seeded-anew")
+but("save_checkpoint", "the old file is removed first", ("    torch.save(", "    path.unlink(missing_ok=True)\n    torch.save("), near_miss="deletes-first")
+but("save_checkpoint", "renamed even when writing fails", ("    torch.save(", "    try:\n        torch.save("), ("    os.replace", "    finally:\n        os.replace"))
+but("save_checkpoint", "a failure is passed over", ("    torch.save(", "    try:\n        torch.save("), ("    os.replace(beside, path)\n", "        os.replace(beside, path)\n    except Exception:\n        pass\n"), near_miss="failure-passed-over")
+but("save_checkpoint", "the optimizer's settings stay those of the new one", ("    optimizer.load_state_dict(saved[\"optimizer\"])\n", "    optimizer.load_state_dict({\"state\": saved[\"optimizer\"][\"state\"], \"param_groups\": optimizer.state_dict()[\"param_groups\"]})\n"), near_miss="settings-lost")
+but("save_checkpoint", "the optimizer's settings without its means", ("    optimizer.load_state_dict(saved[\"optimizer\"])\n", "    for group, old in zip(optimizer.param_groups, saved[\"optimizer\"][\"param_groups\"]):\n        group.update({k: v for k, v in old.items() if k != \"params\"})\n"), near_miss="optimizer-state-lost")
+but("save_checkpoint", "returns the next step", ("return saved[\"step\"]", "return saved[\"step\"] + 1"), near_miss="next-step")
+but("save_checkpoint", "parameters without buffers", ("model.state_dict()", "dict(model.named_parameters())"), ("model.load_state_dict(saved[\"model\"])", "model.load_state_dict(saved[\"model\"], strict=False)"), near_miss="buffers-lost")
+but("save_checkpoint", "weights in half precision", ("\"model\": model.state_dict()", "\"model\": {k: v.half() for k, v in model.state_dict().items()}"))
+but("save_checkpoint", "saving draws from the generator", ("path.name + \".new\"", "path.name + f\".{int(torch.randint(10**6, (1,), generator=generator))}\""))
+but("save_checkpoint", "saving clears the gradients and switches to eval", ("    path = Path(path)\n", "    path = Path(path)\n    model.eval()\n    optimizer.zero_grad()\n"))
+but("save_checkpoint", "an old file is kept", ("    path = Path(path)\n", "    path = Path(path)\n    if path.exists():\n        return\n"), near_miss="keeps-the-first")
+but("save_checkpoint", "loads into new objects, not in place", ("    model.load_state_dict(saved[\"model\"])\n", "    import copy\n    model = copy.deepcopy(model)\n    model.load_state_dict(saved[\"model\"])\n"))
+but("save_checkpoint", "the step of the optimizer, not the one it was given", ("\"step\": step", "\"step\": int(next(iter(optimizer.state.values()))[\"step\"]) if optimizer.state else 0"), near_miss="step-of-the-optimizer")
+but("save_checkpoint", "written beside, then copied over the old file", ("    os.replace(beside, path)\n", "    import shutil\n    shutil.copyfile(beside, path)\n    beside.unlink()\n"))
+
+# ---- parameter_count
+
+base("parameter_count", "formulas", """
+def parameter_count(layers, d_hidden, d_ff, vocab, tied=True):
+    attention = 4 * d_hidden * d_hidden
+    feed_forward = 2 * d_hidden * d_ff
+    embedding = vocab * d_hidden
+    return layers * (attention + feed_forward) + (embedding if tied else 2 * embedding)
+
+
+def training_flops(parameters, tokens):
+    return 6 * parameters * tokens
+""")
+right("parameter_count", "modules on the meta device", """
+def parameter_count(layers, d_hidden, d_ff, vocab, tied=True):
+    with torch.device("meta"):
+        shapes = [(d_hidden, d_hidden)] * 4 + [(d_hidden, d_ff), (d_ff, d_hidden)]
+        parts = [torch.empty(s) for s in shapes]
+        table = torch.empty(vocab, d_hidden)
+    return layers * sum(p.numel() for p in parts) + table.numel() * (1 if tied else 2)
+
+
+def training_flops(parameters, tokens):
+    forward = 2 * parameters * tokens
+    return forward + 2 * forward
+""")
+right("parameter_count", "recursion over layers, a generator of sizes", """
+def parameter_count(layers, d_hidden, d_ff, vocab, tied=True):
+    def sizes(n):
+        if n:
+            yield from [d_hidden**2] * 4
+            yield d_hidden * d_ff
+            yield d_ff * d_hidden
+            yield from sizes(n - 1)
+        else:
+            yield from [vocab * d_hidden] * (2 - bool(tied))
+    return sum(sizes(layers))
+
+
+def training_flops(parameters, tokens):
+    return sum(f * parameters * tokens for f in (2, 4))
+""")
+right("parameter_count", "dot product of counts and sizes", """
+def parameter_count(layers, d_hidden, d_ff, vocab, tied=True):
+    counts = (4 * layers, 2 * layers, 1 + (not tied))
+    return d_hidden * sum(c * s for c, s in zip(counts, (d_hidden, d_ff, vocab)))
+
+
+def training_flops(parameters, tokens):
+    return math.prod((2, 3, parameters, tokens))
+""")
+but("parameter_count", "tied and untied swapped", ("embedding if tied else 2 * embedding", "2 * embedding if tied else embedding"), near_miss="swapped-tied")
+but("parameter_count", "one feed-forward matrix", ("2 * d_hidden * d_ff", "d_hidden * d_ff"), near_miss="one-feed-forward-matrix")
+but("parameter_count", "three attention matrices", ("4 * d_hidden * d_hidden", "3 * d_hidden * d_hidden"), near_miss="three-attention-matrices")
+but("parameter_count", "the feed-forward layer is four times as wide", ("2 * d_hidden * d_ff", "8 * d_hidden * d_hidden"), near_miss="d-ff-is-four-d")
+but("parameter_count", "an embedding in each layer", ("layers * (attention + feed_forward) + (embedding if tied else 2 * embedding)", "layers * (attention + feed_forward + (embedding if tied else 2 * embedding))"), near_miss="embedding-in-each-layer")
+but("parameter_count", "biases too", ("4 * d_hidden * d_hidden", "4 * d_hidden * (d_hidden + 1)"))
+but("parameter_count", "backward costs as much as forward", ("6 * parameters", "4 * parameters"), near_miss="backward-as-forward")
+but("parameter_count", "FLOPs cut to a whole number", ("return 6 * parameters * tokens", "return int(6 * parameters * tokens)"))
+but("parameter_count", "FLOPs in int64: overflow", ("return 6 * parameters * tokens", "return (torch.tensor(6) * torch.tensor(parameters) * torch.tensor(tokens)).item()"))
+but("parameter_count", "parameters in float32: rounded", ("    return layers * (attention + feed_forward) + (embedding if tied else 2 * embedding)\n", "    return int(torch.tensor([layers * attention, layers * feed_forward, embedding if tied else 2 * embedding], dtype=torch.float32).sum())\n"))
+but("parameter_count", "an untied output of d_hidden by d_hidden", ("2 * embedding)", "embedding + d_hidden**2)"))
+
+# ---- fit_power_law
+
+base("fit_power_law", "means and deviations", """
+def fit_power_law(x, loss):
+    if len(x) < 2 or (x <= 0).any() or (loss <= 0).any():
+        raise ValueError("at least two points, all above 0")
+    a, b = x.double().log(), loss.double().log()
+    slope = ((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()
+    intercept = b.mean() - slope * a.mean()
+    alpha = -slope
+    c = torch.exp(intercept / alpha)
+    return alpha, c
+""")
+right("fit_power_law", "torch.linalg.lstsq", """
+def fit_power_law(x, loss):
+    if x.numel() < 2 or min(x.min(), loss.min()) <= 0:
+        raise ValueError("bad points")
+    A = torch.stack([torch.ones_like(x, dtype=torch.float64), -torch.log(x.to(torch.float64))], dim=1)
+    k, alpha = torch.linalg.lstsq(A, loss.to(torch.float64).log()[:, None]).solution.squeeze(1)
+    return alpha.item(), math.exp(k.item() / alpha.item())
+""")
+right("fit_power_law", "pure Python, normal equations in base 10", """
+def fit_power_law(x, loss):
+    xs, ys = x.tolist(), loss.tolist()
+    if len(xs) < 2 or any(t <= 0 for t in xs + ys):
+        raise ValueError("needs two or more points above 0")
+    points = [(math.log10(u), math.log10(w)) for u, w in zip(xs, ys)]
+    n = len(points)
+    mx, my = math.fsum(p[0] for p in points) / n, math.fsum(p[1] for p in points) / n
+    alpha = -math.fsum((u - mx) * (w - my) for u, w in points) / math.fsum((u - mx) ** 2 for u, _ in points)
+    return alpha, 10 ** (my / alpha + mx)
+""")
+right("fit_power_law", "covariance matrix", """
+def fit_power_law(x, loss):
+    if x.shape[0] < 2:
+        raise ValueError("two points at least")
+    if not (torch.all(x > 0) and torch.all(loss > 0)):
+        raise ValueError("above 0")
+    logs = torch.stack((x, loss)).to(torch.float64).log2()
+    cov = torch.cov(logs)
+    alpha = -cov[0, 1] / cov[0, 0]
+    return alpha, torch.exp2(logs[0].mean() + logs[1].mean() / alpha)
+""")
+but("fit_power_law", "alpha with the sign of the slope", ("    return alpha, c", "    return slope, c"))
+but("fit_power_law", "log10 in, exp out", ("x.double().log(), loss.double().log()", "x.double().log10(), loss.double().log10()"), near_miss="mixed-logarithms")
+but("fit_power_law", "regression of log x on log L", ("((a - a.mean()) ** 2).sum()", "((a - a.mean()) * (b - b.mean())).sum()"), ("((a - a.mean()) * (b - b.mean())).sum() /", "((b - b.mean()) ** 2).sum() /"), near_miss="x-on-loss")
+but("fit_power_law", "the slope between the first and the last point", ("((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()", "(b[-1] - b[0]) / (a[-1] - a[0])"))
+but("fit_power_law", "ratio of the spreads", ("((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()", "-b.std() / a.std()"))
+but("fit_power_law", "log of the mean loss for the intercept", ("b.mean() - slope", "loss.double().mean().log() - slope"))
+but("fit_power_law", "covariance over n - 1, variance over n", ("((a - a.mean()) ** 2).sum()", "(((a - a.mean()) ** 2).sum() * (len(a) - 1) / len(a))"))
+but("fit_power_law", "the median of the slopes between neighbours", ("((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()", "(b.diff() / a.diff()).median()"))
+but("fit_power_law", "the mean of the slopes between neighbours", ("((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()", "(b.diff() / a.diff()).mean()"))
+but("fit_power_law", "a loss of 0 passes", (" or (loss <= 0).any()", ""))
+but("fit_power_law", "two points are refused", ("len(x) < 2", "len(x) < 3"))
+but("fit_power_law", "one point passes", ("len(x) < 2 or ", ""))
+but("fit_power_law", "least squares of L itself, by gradient steps from the logs", ("    return alpha, c", "    alpha, k = alpha.requires_grad_(), (alpha * c.log()).detach().requires_grad_()\n    optimizer = torch.optim.LBFGS([alpha, k], max_iter=200, line_search_fn=\"strong_wolfe\", tolerance_change=1e-14)\n    def closure():\n        optimizer.zero_grad()\n        e = (((k - alpha * a).exp() - loss.double()) ** 2).sum()\n        e.backward()\n        return e\n    optimizer.step(closure)\n    return alpha.detach(), (k / alpha).exp().detach()"), near_miss="fitted-in-linear-space")
+but("fit_power_law", "alpha and c swapped", ("return alpha, c", "return c, alpha"), near_miss="c-first")
+but("fit_power_law", "the points weigh by their loss", ("    slope =", "    w = loss.double() / loss.double().sum()\n    slope ="), ("((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()", "(w * (a - (w * a).sum()) * (b - (w * b).sum())).sum() / (w * (a - (w * a).sum()) ** 2).sum()"), ("b.mean() - slope * a.mean()", "(w * b).sum() - slope * (w * a).sum()"))
+
+# ---- fit_chinchilla
+
+base("fit_chinchilla", "L-BFGS over logs, grid of starts", """
+def fit_chinchilla(parameters, tokens, loss):
+    if len(loss) < 5 or any((t <= 0).any() for t in (parameters, tokens, loss)):
+        raise ValueError("at least five runs, all above 0")
+    n, d, y = (t.double().log() for t in (parameters, tokens, loss))
+    n0, d0 = n.mean(), d.mean()
+    best, found = math.inf, None
+    for start in [(0.0, 0.3, 0.3), (-1.0, 0.4, 0.4), (0.3, 0.6, 0.5), (-0.3, 0.2, 0.7), (-0.3, 0.7, 0.2)]:
+        e, alpha, beta = start
+        low = y.min().item()
+        theta = torch.tensor([low + e - 0.2, low - 1.0, low - 1.0, alpha, beta], dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([theta], max_iter=600, tolerance_grad=1e-12, tolerance_change=1e-14, history_size=20, line_search_fn="strong_wolfe")
+
+        def objective():
+            terms = torch.stack([theta[0].expand_as(y), theta[1] - theta[3] * (n - n0), theta[2] - theta[4] * (d - d0)])
+            return F.huber_loss(torch.logsumexp(terms, 0), y, reduction="sum", delta=1e-3)
+
+        def closure():
+            optimizer.zero_grad()
+            value = objective()
+            value.backward()
+            return value
+
+        for _ in range(3):
+            optimizer.step(closure)
+        value = objective().item()
+        if value < best:
+            best, found = value, theta.detach().clone()
+    e, a, b, alpha, beta = found
+    return e.exp(), (a + alpha * n0).exp(), (b + beta * d0).exp(), alpha, beta
+""")
+right("fit_chinchilla", "Levenberg-Marquardt on reweighted squares, residuals differentiated by hand", """
+def fit_chinchilla(parameters, tokens, loss):
+    if parameters.numel() < 5:
+        raise ValueError("five runs or more")
+    if min(parameters.min(), tokens.min(), loss.min()) <= 0:
+        raise ValueError("values above 0")
+    n, d, y = (torch.log(t.to(torch.float64)) for t in (parameters, tokens, loss))
+    mn, md = n.mean(), d.mean()
+    n, d = n - mn, d - md
+    delta = 1e-3
+
+    def cost(r):
+        r = r.abs()
+        return torch.where(r <= delta, r * r / 2, delta * (r - delta / 2)).sum()
+
+    def residuals(t):
+        parts = torch.stack([t[0].expand_as(n), t[1] - t[3] * n, t[2] - t[4] * d])
+        z = parts.logsumexp(0)
+        share = (parts - z).exp()
+        return z - y, torch.stack([share[0], share[1], share[2], -share[1] * n, -share[2] * d], 1)
+
+    best = (math.inf, None)
+    for alpha in (0.2, 0.4, 0.8):
+        for beta in (0.2, 0.4, 0.8):
+            low = y.min()
+            t = torch.stack([low - 0.4, low - 1, low - 1, torch.tensor(alpha).double(), torch.tensor(beta).double()])
+            damp = 1e-2
+            r, J = residuals(t)
+            value = cost(r)
+            for _ in range(400):
+                w = (delta / r.abs().clamp(min=1e-12)).clamp(max=1)
+                H = J.T @ (w[:, None] * J)
+                step = torch.linalg.solve(H + damp * torch.diag(H.diagonal() + 1e-9), J.T @ (w * r))
+                r2, J2 = residuals(t - step)
+                if cost(r2) < value:
+                    gain = value - cost(r2)
+                    t, r, J, value, damp = t - step, r2, J2, cost(r2), max(damp / 5, 1e-12)
+                    if gain < 1e-15:
+                        break
+                else:
+                    damp *= 4
+                    if damp > 1e8:
+                        break
+            if value < best[0]:
+                best = (value.item(), t)
+    e, a, b, alpha, beta = best[1].tolist()
+    return math.exp(e), math.exp(a + alpha * mn.item()), math.exp(b + beta * md.item()), alpha, beta
+""")
+right("fit_chinchilla", "smooth_l1_loss (the same but for a factor), coarse grid by non-negative least squares, then L-BFGS", """
+def fit_chinchilla(parameters, tokens, loss):
+    if len(parameters) < 5 or not all(bool((t > 0).all()) for t in (parameters, tokens, loss)):
+        raise ValueError("runs")
+    N, D, L = parameters.double(), tokens.double(), loss.double()
+    gn, gd = N.log().mean().exp(), D.log().mean().exp()
+    x, z, goal = N / gn, D / gd, L.log()
+    starts = []
+    for alpha in torch.arange(0.1, 1.3, 0.1).tolist():
+        for beta in torch.arange(0.1, 1.3, 0.1).tolist():
+            M = torch.stack([torch.ones_like(x), x**-alpha, z**-beta], 1)
+            k = torch.linalg.lstsq(M / L[:, None], torch.ones_like(L)[:, None]).solution[:, 0].clamp(min=1e-3)
+            error = F.smooth_l1_loss((M @ k).log(), goal, beta=1e-3).item()
+            starts.append((error, [*k.log().tolist(), alpha, beta]))
+    winner = None
+    for _, start in sorted(starts)[:6]:
+        p = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        opt = torch.optim.LBFGS([p], lr=1, max_iter=1500, max_eval=3000, history_size=30, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe")
+
+        def closure():
+            opt.zero_grad()
+            guess = p[0].exp() + p[1].exp() * x ** -p[3] + p[2].exp() * z ** -p[4]
+            out = F.smooth_l1_loss(guess.log(), goal, beta=1e-3)
+            out.backward()
+            return out
+
+        opt.step(closure)
+        final = closure().item()
+        if winner is None or final < winner[0]:
+            winner = final, p.detach().clone()
+    E, A, B, alpha, beta = winner[1][0].exp(), winner[1][1].exp(), winner[1][2].exp(), winner[1][3], winner[1][4]
+    return tuple(float(v) for v in (E, A * gn**alpha, B * gd**beta, alpha, beta))
+""")
+but("fit_chinchilla", "scaled back the wrong way", ("(a + alpha * n0).exp(), (b + beta * d0).exp()", "(a - alpha * n0).exp(), (b - beta * d0).exp()"))
+but("fit_chinchilla", "the order of the paper's table: E, alpha, A, beta, B", ("return e.exp(), (a + alpha * n0).exp(), (b + beta * d0).exp(), alpha, beta", "return e.exp(), alpha, (a + alpha * n0).exp(), beta, (b + beta * d0).exp()"))
+but("fit_chinchilla", "alpha and beta swapped", ("(b + beta * d0).exp(), alpha, beta", "(b + beta * d0).exp(), beta, alpha"), near_miss="exponents-swapped")
+but("fit_chinchilla", "twenty steps from one start", ("max_iter=600", "max_iter=20"), ("for _ in range(3)", "for _ in range(1)"), ("[(0.0, 0.3, 0.3), (-1.0, 0.4, 0.4), (0.3, 0.6, 0.5), (-0.3, 0.2, 0.7), (-0.3, 0.7, 0.2)]", "[(0.0, 0.3, 0.3)]"))
+but("fit_chinchilla", "four runs pass", ("len(loss) < 5 or ", ""))
+but("fit_chinchilla", "only the losses are looked at", ("(parameters, tokens, loss)):\n        raise", "(loss,)):\n        raise"))
+but("fit_chinchilla", "parameters and tokens exchanged", ("for t in (parameters, tokens, loss))\n    n0", "for t in (tokens, parameters, loss))\n    n0"), near_miss="parameters-for-tokens")
+
+# ---- compute_optimal
+
+base("compute_optimal", "the formula", """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("flops must be above 0")
+    G = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+    N = G * (flops / 6) ** (beta / (alpha + beta))
+    return N, flops / (6 * N)
+""")
+right("compute_optimal", "in logarithms, D by its own formula", """
+def compute_optimal(flops, A, B, alpha, beta):
+    if not flops > 0:
+        raise ValueError("a budget above 0")
+    g = (math.log(alpha) + math.log(A) - math.log(beta) - math.log(B)) / (alpha + beta)
+    budget = math.log(flops) - math.log(6)
+    return math.exp(g + beta / (alpha + beta) * budget), math.exp(alpha / (alpha + beta) * budget - g)
+""")
+right("compute_optimal", "bisection on the derivative in log N", """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("flops")
+    log_c = math.log(flops / 6)
+
+    def falls(n):  # alpha A / N^alpha against beta B / D^beta, in logs
+        return math.log(alpha * A) - alpha * n > math.log(beta * B) - beta * (log_c - n)
+
+    low, high = -1e4, 1e4
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    n = (low + high) / 2
+    return math.exp(n), math.exp(log_c - n)
+""")
+right("compute_optimal", "Newton with autograd", """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("nothing to spend")
+    k = torch.tensor(math.log(flops / 6), dtype=torch.float64)
+    n = (k / 2).clone().requires_grad_()
+    for _ in range(200):
+        # the log of the ratio of the two slopes is a straight line in n
+        f = math.log(alpha * A) - alpha * n - math.log(beta * B) + beta * (k - n)
+        (slope,) = torch.autograd.grad(f, n)
+        n = (n - f / slope).detach().requires_grad_()
+    return n.exp().item(), (k - n).exp().item()
+""")
+but("compute_optimal", "G upside down", ("(alpha * A / (beta * B))", "(beta * B / (alpha * A))"), near_miss="balance-inverted")
+but("compute_optimal", "a missing bracket in G", ("alpha * A / (beta * B)", "alpha * A / beta * B"), near_miss="a-bracket-missing")
+but("compute_optimal", "G without the exponents' factors", ("alpha * A / (beta * B)", "A / B"), near_miss="terms-made-equal")
+but("compute_optimal", "D without the 6", ("flops / (6 * N)", "flops / N"), near_miss="no-six-in-the-tokens")
+but("compute_optimal", "N without the 6", ("(flops / 6) **", "flops **"))
+but("compute_optimal", "whole division", ("flops / 6)", "flops // 6)"))
+but("compute_optimal", "a budget of 0 passes", ("flops <= 0", "flops < 0"), ("    return N, flops / (6 * N)", "    return N, flops / (6 * N) if N else 0.0"))
+but("compute_optimal", "twenty tokens per parameter", ("N = G * (flops / 6) ** (beta / (alpha + beta))", "N = (flops / 6 / 20) ** 0.5"), near_miss="twenty-tokens")
+but("compute_optimal", "best of a thousand sizes on a grid", ("    return N, flops / (6 * N)", "    N = min((10 ** (k * 0.015) for k in range(1000)), key=lambda n: A / n**alpha + B / (flops / 6 / n) ** beta)\n    return N, flops / (6 * N)"))
+also("compute_optimal", "0-d tensors in float32", ("return N, flops / (6 * N)", "return torch.tensor(N), torch.tensor(flops / (6 * N))"))
