@@ -105,7 +105,7 @@ def training_cross_entropy(
         z_loss: as in `regularized_cross_entropy`.
         ignore_index: rows with this target do not count.
 
-    The FLOPs are those of the plain form. Half precision multiplies in half and sums in float32. Without
+    The FLOPs are those of the plain form. It can be differentiated once per call. Half precision multiplies in half and sums in float32. Without
     gradients (`torch.no_grad`) only the loss is computed.
 
     Raises:
@@ -151,7 +151,8 @@ class _LossAndGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss):
-        found = [None if grad is None else grad * grad_loss for grad in ctx.saved_tensors]
+        # in place: the gradient of a vocabulary is large, and this is its only use; a second backward is refused
+        found = [None if grad is None else grad.mul_(grad_loss) for grad in ctx.saved_tensors]
         return *found, None, None, None, None, None
 
 
