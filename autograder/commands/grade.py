@@ -176,6 +176,7 @@ class progress:
     """
 
     LINE_EVERY_S = 15.0
+    LINES_FROM = 20
 
     def __init__(self, total: int, log: Path | None = None):
         self.total = total
@@ -206,7 +207,7 @@ class progress:
             print(log_line(report), file=self.log, flush=True)
         if self.bar is not None:
             self.bar.update(self.task, advance=1, rate=f"{rate:.1f} submissions/s")
-        elif now - self.said > self.LINE_EVERY_S and self.done < self.total:
+        elif self.total >= self.LINES_FROM and now - self.said > self.LINE_EVERY_S and self.done < self.total:
             self.said = now
             left = (self.total - self.done) / rate
             print(f"graded {self.done} of {self.total}, {rate:.1f} submissions/s, {left:.0f} s left", file=sys.stderr)  # fmt: skip
