@@ -165,27 +165,59 @@ def agree(found: dict[str, Callable]) -> None:
         torch.testing.assert_close(own_norm.float(), norm, rtol=tolerance, atol=0, msg=name)
 
 
+def bare(sizes: dict, rows: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """Returns what no step can do without: its matrix products, forward and backward, and PyTorch's fused attention."""
+    width, layers, heads, seq = (sizes[name] for name in ("n_embd", "n_layer", "n_head", "n_positions"))
+    shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)] * layers
+    shapes.append((width, sizes["vocab_size"]))
+    pairs = {shape: [torch.randn(n, rows * seq).to(dtype) for n in shape] for shape in set(shapes)}
+    weights = {shape: (0.02 * torch.randn(shape)).to(dtype) for shape in set(shapes)}
+    qkv = [torch.randn(rows, seq, heads, width // heads).to(dtype).transpose(1, 2) for _ in range(3)]
+    qkv = [part.requires_grad_() for part in qkv]
+
+    def products() -> None:
+        for shape in shapes:
+            (x, grad), weight = pairs[shape], weights[shape]
+            x.T @ weight, weight @ grad, x @ grad.T
+
+    def attention() -> None:
+        for _ in range(layers):
+            seen = F.scaled_dot_product_attention(*qkv, is_causal=True)
+            torch.autograd.grad(seen, qkv, seen.detach())
+
+    return {"products": products, "attention": attention}
+
+
 def steps(rounds: int, sizes: dict = SMALL, rows: int = ROWS) -> list[Result]:
-    """Compares whole training steps."""
+    """Compares whole training steps, and all of them with what no step can do without."""
     found, ours = ways(sizes, rows)
     agree(found)
     a = torch.randn(1024, 1024)
     found["matmul"] = lambda: a @ a
+    for dtype, words in ((torch.float32, ""), (torch.bfloat16, " bfloat16")):
+        found |= {f"{name}{words}": run for name, run in bare(sizes, rows, dtype).items()}
     seconds = interleave(found, rounds)
+    for words in ("", " bfloat16"):
+        pairs = zip(seconds[f"products{words}"], seconds[f"attention{words}"], strict=True)
+        seconds[f"least{words}"] = [sum(pair) for pair in pairs]
     flops = step_flops(ours.config, ours, rows * sizes["n_positions"])
     product = min(min(seconds["matmul"]), min(cpu_s(found["matmul"]) for _ in range(5)))
     peak = 2 * 1024**3 / product
     shares = [flops / second / peak for second in seconds["ours"]]
-    best = flops / min(seconds["ours"]) / peak
-    gflops = f"peak {peak / 1e9:.0f} GFLOP/s; the best step has {best:.0%}"
-    name = "training step, small"
+    most = [flops / second / peak for second in seconds["least"]]
+    gflops = f"peak {peak / 1e9:.0f} GFLOP/s; the best step has {max(shares):.0%}"
+    name, alone = f"training step, small, {rows} × {sizes['n_positions']}", "products and attention alone"
     return [
         compare(f"{name}, float32, against HF", seconds, "HF", "ours", 1.28),
+        compare(f"the same, if the step were {alone}", seconds, "HF", "least"),
         compare(f"{name}, float32, against nanoGPT", seconds, "nanoGPT", "ours", 1.0),
+        compare(f"the same, if the step were {alone}", seconds, "nanoGPT", "least"),
         compare(f"{name}, bfloat16, against HF float32", seconds, "HF", "ours bfloat16", 2.2),
+        compare(f"the same, if the step were {alone}", seconds, "HF", "least bfloat16"),
         compare(f"{name}, bfloat16, against HF bfloat16", seconds, "HF bfloat16", "ours bfloat16"),
         compare(f"{name}, bfloat16, against nanoGPT bfloat16", seconds, "nanoGPT bfloat16", "ours bfloat16"),
         summarise(f"{name}, float32, share of the matmul peak", shares, 0.92, note=gflops),
+        summarise(f"the same, if the step were {alone}", most),
     ]
 
 

@@ -251,7 +251,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx, hidden, w_vocab, targets, chunk, label_smoothing=0.0, z_loss=0.0, ignore_index=-100):
         counted = targets != ignore_index
         targets = targets.masked_fill(~counted, 0)
-        losses, lse = hidden.new_empty((2, len(hidden)), dtype=_wide_dtype(hidden))
+        losses, lse = (hidden.new_empty(len(hidden), dtype=_wide_dtype(hidden)) for _ in range(2))
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logits = _widened(hidden[rows] @ w_vocab)  # (chunk, vocab)
