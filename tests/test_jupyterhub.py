@@ -105,7 +105,9 @@ class Desk:
         self.press("submitted", "Fetch Feedback")
         self.assignment("submitted").get_by_text("view feedback").click()
         self.page.locator(".jp-DirListing-item", has_text=f"{STEM}.html").dblclick()
-        return self.page.frame_locator(".jp-HTMLViewer iframe").locator("body").inner_text()
+        page = self.page.frame_locator(".jp-HTMLViewer iframe")
+        page.get_by_text("(Score: ").first.wait_for()  # the frame is there before its page
+        return page.locator("body").inner_text()
 
     # the instructor in the formgrader
 
