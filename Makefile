@@ -62,13 +62,13 @@ serve: ## open the built book on http://localhost:$(PORT)
 	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
 test: install sandbox browser servers ## run the whole test suite
-	@$(BIN)/ruff check src autograder samples tests solutions scripts
+	@$(BIN)/ruff check src autograder samples tests solutions scripts notebooks benchmarks
 	@$(MAKE) --no-print-directory gate
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: install ## check and format the code
-	@$(BIN)/ruff check --fix src autograder samples tests solutions scripts
-	@$(BIN)/ruff format src autograder samples tests scripts
+	@$(BIN)/ruff check --fix src autograder samples tests solutions scripts notebooks benchmarks
+	@$(BIN)/ruff format src autograder samples tests scripts notebooks benchmarks
 
 bench: install sandbox ## measure grading against stock nbgrader, side by side
 	@$(BIN)/python -m benchmarks.grading
