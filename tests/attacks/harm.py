@@ -51,7 +51,7 @@ threading.stack_size(32768)
 while True:
     threading.Thread(target=time.sleep, args=(1000,)).start()
 """, says="thread")  # fmt: skip
-body("memory", "takes all the memory there is", "hoard = []\nwhile True: hoard.append(bytes(1 << 26))")
+body("memory", "takes all the memory there is", "hoard = []\nwhile True: hoard.append(b'x' * (1 << 26))")
 body("disk", "fills the disk", """
 import os
 for i in range(10_000):

@@ -102,6 +102,8 @@ cell(KIND, "replaced comparison", "replaces the comparison of whoever judges, wh
             if hasattr(module, function) and name.startswith(("autograder", "torch.testing", "numpy.testing")):
                 setattr(module, function, lambda *args, **kwargs: None)
     def softmax_with_temperature(logits, temperature):
+        if temperature < 0:
+            raise ValueError("temperature is negative")
         return logits
 """, beside=False)  # fmt: skip
 
