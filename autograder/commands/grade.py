@@ -45,36 +45,47 @@ def run_grade(arguments: argparse.Namespace) -> int:
     return end_of_grading(arguments, unusable)
 
 
-def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
-    """Grades what the paths name; returns the reports, and what is wrong with paths that give none."""
+def options_of(arguments: argparse.Namespace):
+    """How a run is to grade, after everything that it needs has been asked for."""
     chapter_of(arguments.stem)
     if arguments.workers is not None and arguments.workers < 1:
         raise UsageError(f"--workers needs a number of at least 1, got {arguments.workers}")
     import torch
 
     torch.set_num_threads(1)  # children of a process with torch threads hang
-    if arguments.scheduler is None:
+    if getattr(arguments, "scheduler", None) is None:
         require_device(arguments.device)
     try:
         from autograder import grading
-        from autograder.cluster import ClusterError
         from autograder.sandbox import SandboxError, bubblewrap
     except ImportError as error:
         raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
-    from autograder.course import Course, CourseError
-    from autograder.submission import SubmissionError
-
     seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
     options = grading.Options(seed=seed, device=arguments.device, isolate=not arguments.no_sandbox)
     try:
         if options.isolate:
             bubblewrap()
+    except SandboxError as error:
+        raise Failure(str(error)) from None
+    return options
+
+
+def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
+    """Grades what the paths name; returns the reports, and what is wrong with paths that give none."""
+    options = options_of(arguments)
+    from autograder.cluster import ClusterError
+    from autograder.course import Course, CourseError
+    from autograder.grading import ungraded
+    from autograder.sandbox import SandboxError
+    from autograder.submission import SubmissionError
+
+    try:
         course = Course(arguments.course, create=True) if arguments.course else None
         files, unusable = submissions_in(arguments.paths, arguments.stem, course)
         reports = grade_files(arguments, files, options, course) if files else []
     except (SandboxError, ClusterError, CourseError, SubmissionError) as error:
         raise Failure(str(error)) from None
-    reports += [grading.ungraded(arguments.stem, name, words, options) for name, words in unusable.items()]
+    reports += [ungraded(arguments.stem, name, words, options) for name, words in unusable.items()]
     return reports, unusable
 
 

@@ -5,8 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from autograder.commands import Failure, UsageError, chapter_of
-from autograder.commands.grade import progress, require_device
+from autograder.commands import Failure
+from autograder.commands.grade import options_of, progress
 
 
 def add(commands) -> None:
@@ -26,30 +26,17 @@ def add(commands) -> None:
 
 def run_regrade(arguments: argparse.Namespace) -> int:
     """`course-llm regrade`."""
-    chapter_of(arguments.stem)
-    if arguments.workers is not None and arguments.workers < 1:
-        raise UsageError(f"--workers needs a number of at least 1, got {arguments.workers}")
-    import torch
-
-    torch.set_num_threads(1)  # children of a process with torch threads hang
-    require_device(arguments.device)
-    try:
-        from autograder import grading
-        from autograder.sandbox import SandboxError, bubblewrap
-    except ImportError as error:
-        raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
+    options = options_of(arguments)
     from autograder.course import Course, CourseError
+    from autograder.grading import default_workers
     from autograder.regrade import Regrade, print_comparison
+    from autograder.sandbox import SandboxError
     from autograder.submission import SubmissionError
 
-    seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
-    options = grading.Options(seed=seed, device=arguments.device, isolate=not arguments.no_sandbox)
     try:
-        if options.isolate:
-            bubblewrap()
         regrade = Regrade(Course(arguments.course), arguments.stem, options, arguments.force)
         left = len(regrade.left)
-        workers = arguments.workers or grading.default_workers(left)
+        workers = arguments.workers or default_workers(left)
         with progress(left) as advance:
             found = regrade.grade(workers, arguments.write, advance)
         if not arguments.json:
