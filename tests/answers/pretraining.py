@@ -1201,8 +1201,8 @@ def load_checkpoint(path, model, optimizer, generator):
     with open(path, "rb") as file:
         saved = pickle.load(file)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(saved["w"][name])
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(saved["w"][name])
     optimizer.load_state_dict(saved["o"])
     generator.set_state(saved["g"])
     return int(saved["step"])
@@ -2450,7 +2450,7 @@ def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
         history.append(float(loss.detach()))
     return history
 """)
-right("pretrain", "old gradients cleared first, two microbatches a step", _EARLIER + """
+right("pretrain", "old gradients cleared first, two microbatches a step", _EARLIER + BASES["accumulate_gradients"] + """
 def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
     adamw = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     out = torch.empty(steps, dtype=torch.float64)
