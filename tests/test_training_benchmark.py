@@ -27,7 +27,7 @@ def test_what_a_loss_keeps_and_computes_is_counted():
         "ahead": lambda: training_cross_entropy(hidden, weight.T, targets, 32),
     }
     kept = {name: kept_bytes(form, weight) for name, form in forms.items()}
-    assert kept["chunked"] == n * (4 * width + 8 + 4 + 1)  # hidden, targets, log-sum-exp, which rows count
+    assert kept["chunked"] == n * (4 * width + 8)  # the hidden states and the targets
     assert kept["ahead"] == 4 * width * (n + vocab)
     assert kept["plain"] > 4 * n * vocab and kept["plain"] > 70 * kept["chunked"]
     product = 2 * n * width * vocab

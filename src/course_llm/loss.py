@@ -242,45 +242,48 @@ def chunked_cross_entropy(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Saves one number per row, its log-sum-exp, instead of its logits; backward computes them again.
+    """Saves its arguments and no logits; backward computes the logits again, chunk by chunk.
 
-    A row costs lse - (1 - s) * x[target] - s * mean(x) + z * lse^2 with label smoothing s and z-loss z.
+    A row costs lse - (1 - s) * x[target] - s * mean(x) + z * lse^2 with label smoothing s and z-loss z, where
+    lse is the log-sum-exp of the row's logits x.
     """
 
     @staticmethod
     def forward(ctx, hidden, w_vocab, targets, chunk, label_smoothing=0.0, z_loss=0.0, ignore_index=-100):
+        ctx.save_for_backward(hidden, w_vocab, targets)
+        ctx.settings = chunk, label_smoothing, z_loss, ignore_index
         counted = targets != ignore_index
         targets = targets.masked_fill(~counted, 0)
-        losses, lse = (hidden.new_empty(len(hidden), dtype=_wide_dtype(hidden)) for _ in range(2))
+        losses = hidden.new_empty(len(hidden), dtype=_wide_dtype(hidden))
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logits = _widened(hidden[rows] @ w_vocab)  # (chunk, vocab)
-            losses[rows], log_probs = _row_losses(logits, targets[rows], label_smoothing, z_loss)
-            lse[rows] = _log_z(logits, log_probs)
-        ctx.save_for_backward(hidden, w_vocab, targets, counted, lse)
-        ctx.settings = chunk, label_smoothing, z_loss
+            losses[rows] = _row_losses(logits, targets[rows], label_smoothing, z_loss)
         return _mean_over(losses, counted).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss):
-        hidden, w_vocab, targets, counted, lse = ctx.saved_tensors
-        chunk, label_smoothing, z_loss = ctx.settings
+        hidden, w_vocab, targets = ctx.saved_tensors
+        chunk, label_smoothing, z_loss, ignore_index = ctx.settings
+        counted = targets != ignore_index
+        targets, kept = targets.masked_fill(~counted, 0), hidden.masked_fill(~counted[:, None], 0)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_w = torch.zeros_like(w_vocab, dtype=_wide_dtype(hidden)) if ctx.needs_input_grad[1] else None
-        kept = hidden.masked_fill(~counted[:, None], 0)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            softmax = _widened(hidden[rows] @ w_vocab).sub_(lse[rows, None]).exp_()  # (chunk, vocab)
-            grad = _turn_into_gradient(softmax, targets[rows], lse[rows], label_smoothing, z_loss)
-            grad = grad.to(hidden.dtype)
+            logits = _widened(hidden[rows] @ w_vocab)  # (chunk, vocab)
+            softmax, lse = logits.softmax(dim=-1), None
+            if z_loss:
+                lse = _log_z(logits, softmax)
+            grad = _turn_into_gradient(softmax, targets[rows], lse, label_smoothing, z_loss).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = grad @ w_vocab.T
             if grad_w is not None:
                 _add_product(grad_w, kept[rows].T, grad)
         share = grad_loss / counted.sum().clamp(
             min=1
-        )  # of each row that counts: applied to sums, not to logits
+        )  # of each row that counts; sums are smaller than logits
         grad_hidden = None if grad_hidden is None else grad_hidden.mul_((counted * share)[:, None])
         grad_w = None if grad_w is None else grad_w.mul_(share).to(w_vocab.dtype)
         return grad_hidden, grad_w, None, None, None, None, None
@@ -289,7 +292,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _turn_into_gradient(
     softmax: Float[Tensor, "rows vocab"],
     targets: Int[Tensor, " rows"],
-    lse: Float[Tensor, " rows"],
+    lse: Float[Tensor, " rows"] | None,
     label_smoothing: float,
     z_loss: float,
 ) -> Float[Tensor, "rows vocab"]:
@@ -315,22 +318,25 @@ def _row_losses(
     targets: Int[Tensor, "*batch"],
     label_smoothing: float,
     z_loss: float,
-) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocab"]]:
-    """Returns the loss of each row and its log-probabilities, which torch computes in one pass over the logits."""
+) -> Float[Tensor, "*batch"]:
+    """Returns the loss of each row; torch computes its log-probabilities in one pass over the logits."""
     log_probs = logits.log_softmax(dim=-1)
     losses = (label_smoothing - 1) * log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if label_smoothing:
         losses = losses - label_smoothing * log_probs.mean(dim=-1)
     if z_loss:
-        losses = losses + z_loss * _log_z(logits, log_probs).square()
-    return losses, log_probs
+        losses = losses + z_loss * logits.logsumexp(dim=-1).square()
+    return losses
 
 
 def _log_z(
-    logits: Float[Tensor, "*batch vocab"], log_probs: Float[Tensor, "*batch vocab"]
+    logits: Float[Tensor, "*batch vocab"], softmax: Float[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch"]:
-    """Returns each row's log-sum-exp; of all columns the largest loses the fewest digits."""
-    return logits.amax(dim=-1) - log_probs.amax(dim=-1)
+    """Returns each row's log-sum-exp without another exponential.
+
+    The largest logit x has the probability exp(x - lse), at least 1/vocab: no digits are lost.
+    """
+    return logits.amax(dim=-1) - softmax.amax(dim=-1).log()
 
 
 def _target_log_probs(

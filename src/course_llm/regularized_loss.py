@@ -16,6 +16,7 @@ from course_llm.loss import (
     _add_product,
     _check_targets,
     _ChunkedLoss,
+    _log_z,
     _mean_over,
     _row_losses,
     _turn_into_gradient,
@@ -50,7 +51,7 @@ def regularized_cross_entropy(
     _check_weights(name, label_smoothing, z_loss)
     _check_targets(name, targets, logits.shape[:-1], logits.shape[-1], ignore_index)
     counted = targets != ignore_index
-    losses, _ = _row_losses(_widened(logits), targets.masked_fill(~counted, 0), label_smoothing, z_loss)
+    losses = _row_losses(_widened(logits), targets.masked_fill(~counted, 0), label_smoothing, z_loss)
     return _mean_over(losses, counted).to(logits.dtype)
 
 
@@ -159,12 +160,9 @@ class _LossAndGradient(torch.autograd.Function):
 def _losses_and_softmax(
     logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], label_smoothing: float, z_loss: float
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
-    """Returns the loss of each row, its softmax and its log-sum-exp, with one exponential per logit.
-
-    The largest logit x has the probability exp(x - lse), at least 1/vocab: it gives lse without loss of digits.
-    """
+    """Returns the loss of each row, its softmax and its log-sum-exp, with one exponential per logit."""
     softmax = logits.softmax(dim=-1)
-    lse = logits.amax(dim=-1) - softmax.amax(dim=-1).log()
+    lse = _log_z(logits, softmax)
     losses = lse - (1 - label_smoothing) * logits.gather(-1, targets[:, None])[:, 0]
     if label_smoothing:
         losses = losses - label_smoothing * logits.mean(dim=-1)
