@@ -1,4 +1,4 @@
-"""What hostile submissions get from stock nbgrader and from this grader: `python -m benchmarks.attacks [stock|ours] [--only WORD] [--json FILE]`.
+"""What hostile submissions get from stock nbgrader and from this grader: `python -m benchmarks.attacks [stock|ours] [--only WORD ...] [--json FILE]`.
 
 Attacks of `tests/attacks`, some of every kind, between two honest students: ada has been graded before, zoe comes after.
 
@@ -91,7 +91,12 @@ def state() -> dict[str, int]:
     for path in HOME.rglob("*"):
         name = str(path.relative_to(HOME))
         mine = STARTUP in path.parents or name.startswith("course/autograded/ada/")
-        if path.is_file() and path not in SECRETS.values() and (mine or not name.startswith(USUAL)):
+        if (
+            path.is_file()
+            and not path.is_symlink()
+            and path not in SECRETS.values()
+            and (mine or not name.startswith(USUAL))
+        ):
             found[name] = hash(path.read_bytes())
     return found
 
@@ -117,8 +122,11 @@ def said(student: str, check: str) -> str:
         return ""
     report = notebook["metadata"].get("course_llm", {}).get("report")
     if report:
-        messages = [e["message"] for e in report["exercises"] if f"check_{e['name']}" == check]
-        return (report.get("error") or (messages and messages[0]) or "")[:300]
+        exercise = next(e for e in report["exercises"] if f"check_{e['name']}" == check)
+        message = report.get("error") or exercise["message"] or ""
+        for group in exercise["groups"]:  # what the check is about is the same for every attack
+            message = message.replace(group["says"], "")
+        return " ".join(message.split())[:300]
     for cell in notebook["cells"]:
         if cell["metadata"].get("nbgrader", {}).get("grade_id") == check:
             for output in cell.get("outputs", []):
@@ -182,11 +190,13 @@ def prepare(side: str) -> None:
         sys.exit(f"ada could not be graded ({side}):\n{done.said[-3000:]}")
 
 
-def inside(side: str, only: str) -> None:
+def inside(side: str, only: list[str]) -> None:
     """Grades in the bubble and prints what came of it, a line of JSON for each thing found."""
     callers: list = []
     places = {"CANARY": str(SECRETS["a secret file"]), "FOLDER": str(COURSE), "HOME": str(HOME), "PORT": str(serve(callers)), "VARIABLE": "INSTRUCTOR_TOKEN"}  # fmt: skip
-    attacks = {name: attack for name, attack in chosen().items() if only in name}
+    attacks = {
+        name: attack for name, attack in chosen().items() if not only or any(word in name for word in only)
+    }
     handed_in = {name: attack.written(places) if attack else None for name, attack in attacks.items()}
     prepare(side)
     control = graded(side, {"eve": json.dumps(honest()).encode()}, callers)
@@ -277,7 +287,7 @@ def show(found: dict) -> None:
     Console(width=160).print(table)
 
 
-def outside(side: str, only: str, found: dict) -> Iterator[dict]:
+def outside(side: str, only: list[str], found: dict) -> Iterator[dict]:
     """Starts the bubble for one side and puts into `found` what it tells, after each thing told."""
     rows = {row["name"]: row for row in found.get("attacks", [])}
     rows = {
@@ -291,7 +301,7 @@ def outside(side: str, only: str, found: dict) -> Iterator[dict]:
         "attacks": list(rows.values()),
     }
     command = bubble.outer_command(
-        sys.executable, "-m", "benchmarks.attacks", side, "--inside", "--only", only
+        sys.executable, "-m", "benchmarks.attacks", side, "--inside", "--only", *only
     )
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -311,7 +321,9 @@ def main() -> None:
     """Measures in the bubble, prints and writes outside of it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("side", nargs="?", choices=("stock", "ours"), help="(default: both)")
-    parser.add_argument("--only", default="", metavar="WORD", help="attacks whose names hold this")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="attacks whose names hold one of these"
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write what was found, beside what the file has"
     )

@@ -71,17 +71,22 @@ def view() -> list[str]:
     command += ["--perms", "0755", "--dir", "/etc"]
     for place in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         command += ["--ro-bind-try", place, place]
-    for place in sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), str(ROOT)}):
-        if not place.startswith("/usr"):
-            for parent in reversed(Path(place).parents[:-1]):  # bubblewrap would make them for root alone
-                command += ["--perms", "0755", "--dir", str(parent)]
-            command += ["--ro-bind", place, place]
+    for place in ours():
+        for parent in reversed(Path(place).parents[:-1]):  # bubblewrap would make them for root alone
+            command += ["--perms", "0755", "--dir", str(parent)]
+        command += ["--ro-bind", place, place]
     for place in ("/tmp", DISK, LOGS):
         command += ["--dir", str(place)]
     if os.geteuid() != 0:
         return [*command, "--"]
     user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"]
     return [*command, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", *user]
+
+
+def ours() -> list[str]:
+    """Folders of the interpreter, the environment and this project that are not the system's."""
+    found = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), str(ROOT)}
+    return sorted(place for place in found if not place.startswith("/usr"))
 
 
 def set_limits() -> None:
@@ -107,35 +112,12 @@ def run(command: str, folder: Path, wall_s: float) -> Run:
     status.unlink(missing_ok=True)
     before = set(processes())
     script = f"{command}; echo $? > {status}; exec sleep {HOLD}"
-    inner = [
-        "bwrap",
-        "--unshare-user",
-        "--unshare-pid",
-        "--unshare-ipc",
-        "--die-with-parent",
-        "--dev-bind",
-        "/",
-        "/",
-    ]
-    inner += [
-        "--bind",
-        str(TMP),
-        "/tmp",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--size",
-        str(LOG_BYTES),
-        "--tmpfs",
-        "/dev/shm",
-        "--chdir",
-        str(folder),
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]
+    devices = f"--proc /proc --dev /dev --size {LOG_BYTES} --tmpfs /dev/shm"
+    inner = f"bwrap --unshare-user --unshare-pid --unshare-ipc --die-with-parent --dev-bind / / --bind {TMP} /tmp {devices}".split()
+    for place in ours():
+        if place.startswith("/tmp/"):
+            inner += ["--ro-bind", place, place]
+    inner += ["--chdir", str(folder), "--", "sh", "-c", script]
     with tempfile.TemporaryFile(dir=LOGS) as log:
         process = subprocess.Popen(inner, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=set_limits)  # fmt: skip
         ended = watch(process, status, before, wall_s)
@@ -196,7 +178,9 @@ def left_behind(before: set[int]) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
+    """A process's share of the memory: what forks have in common counts once."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    except (OSError, ValueError):
         return 0

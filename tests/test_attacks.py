@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,11 +20,14 @@ from autograder.grading import Grader, Options, SubmissionReport
 from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
 from autograder.submission import Submission, SubmissionError, parse_notebook, read_text
+from benchmarks import attacks as attacks_beside_stock
+from benchmarks import bubble
 from samples.build import answers, fill
 from tests.attacks import ATTACKED, BESIDE, RIGHT, STEM, Attack, costs, honest, load
 
 ATTACKS = load()
-SECRET = "canary-7f3a9c"
+ROOT = Path(__file__).resolve().parent.parent
+SECRET = bubble.SECRET
 LIMITS = Limits(
     memory_bytes=512 << 20, cpu_s=60, tmp_bytes=8 << 20, file_bytes=8 << 20, threads=64, cell_s=2.0
 )
@@ -358,3 +362,52 @@ def test_a_submission_has_so_much_time_and_no_more():
         assert report.points == 0
         messages = [e.message for e in report.exercises]
         assert "ended by itself" in messages[0] and "used up its time" in messages[-1]
+
+
+# the table in the instructor guide, and the bubble in which stock nbgrader meets the attacks
+
+
+def test_the_table_is_of_these_attacks_and_this_grader_holds():
+    found = json.loads((ROOT / "benchmarks" / "attacks.json").read_text())
+    chosen = attacks_beside_stock.chosen()
+    assert [row["name"] for row in found["attacks"]] == list(chosen)
+    assert {a.kind for a in chosen.values() if a} == {"result", "answers", "harm", "notebook"}
+    for row in found["attacks"]:
+        assert {k: row[k] for k in ("name", "kind", "words", "honest")} == attacks_beside_stock.described(row["name"], chosen[row["name"]])  # fmt: skip
+        assert row["ours"]["points"] <= row["honest"] or not chosen[row["name"]].beside, row
+        assert row["ours"]["points"] == found["command"][row["name"]], row
+        assert row["ours"]["says"] or row["ours"]["points"] >= 11, row
+    ours = found["ours"]
+    assert ours["points"] == {"ada": 11, "zoe": 11} and ours["ended"] == "by itself"
+    assert not (ours["read"] or ours["changed"] or ours["connections"] or ours["left"])
+    # what stock nbgrader does with honest students shows that it was set up fairly
+    assert found["stock"]["points"] == {"ada": 11, "eve": 11, "zoe": 11} and not found["stock"]["read"]
+
+
+HARMFUL = (
+    "import os; os.kill(-1, 9)",
+    """exec("import os, time\\nwhile True:\\n    try: os.fork()\\n    except OSError: time.sleep(1)")""",
+    """exec("while True: open('/tmp/x', 'ab').write(bytes(1 << 24))")""",
+    """import subprocess; subprocess.Popen(["sleep", "50"])""",
+    "import time; time.sleep(50)",
+    "pass",
+)
+INSIDE = f"""
+import os, shlex, sys
+from benchmarks import bubble
+
+for place in (bubble.HOME, bubble.TMP):
+    place.mkdir()
+for code in {HARMFUL!r}:
+    done = bubble.run(shlex.join([sys.executable, "-c", code]), bubble.HOME, 3 if "sleep(50)" in code else 30)
+    print(done.ended, done.left, "No space left" in done.said, len(bubble.processes()), sep=",")
+print(os.path.exists({str(Path.home() / ".bashrc")!r}), os.environ["INSTRUCTOR_TOKEN"], sep=",")
+"""
+
+
+def test_the_bubble_holds_what_stock_nbgrader_would_not(run):
+    done = run(*bubble.outer_command(sys.executable, "-c", INSIDE), timeout=240)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "killed,0,False,2", done.stderr
+    assert lines[1] in ("processes,0,False,2", "time,0,False,2")
+    assert lines[2:] == ["by itself,0,True,2", "by itself,1,False,2", "time,0,False,2", "by itself,0,False,2", f"False,{SECRET}"]  # fmt: skip

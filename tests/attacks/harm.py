@@ -112,12 +112,20 @@ body(
 )
 body("closes the channel", "closes its channel and waits", "import os, time\nos.close(3)\ntime.sleep(2)")
 body("daemon", "tries to outlive its process", """
-import os, subprocess
-for start in (os.fork, lambda: subprocess.Popen(['/bin/sleep', '1000']), lambda: os.posix_spawn('/bin/sleep', ['sleep', '1000'], {})):
+import os, subprocess, time
+def child():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(1000)
+        os._exit(0)
+def command(): subprocess.Popen(['/bin/sleep', '1000'])
+def spawned(): os.posix_spawn('/bin/sleep', ['sleep', '1000'], {})
+for start in () if os.environ.get("STARTED") else (child, command, spawned):
     try:
         start()
     except OSError:
         pass
+os.environ["STARTED"] = "1"
 """)  # fmt: skip
 probe(KIND, "writes outside", "writes to home, start-up files and the libraries", """
     import os, site, sys
@@ -129,10 +137,10 @@ probe(KIND, "writes outside", "writes to home, start-up files and the libraries"
         except OSError:
             pass
 """)  # fmt: skip
-probe(KIND, "changes the gradebook", "gives everybody 0 points in the gradebook", """
+probe(KIND, "changes the gradebook", "gives those who are graded already 0 points", """
     import sqlite3
     with sqlite3.connect("@FOLDER@/gradebook.db") as gradebook:
-        found = gradebook.execute("UPDATE grade SET auto_score = 0, manual_score = 0").rowcount > 0
+        found = gradebook.execute("UPDATE grade SET auto_score = 0, manual_score = 0 WHERE auto_score IS NOT NULL").rowcount > 0
 """)  # fmt: skip
 probe(KIND, "spoils the others' notebooks", "overwrites the submissions that are still to be graded", """
     import glob
