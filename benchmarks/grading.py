@@ -3,7 +3,7 @@
 - `ways`: three ways to grade the same notebooks into a gradebook, side by side: stock nbgrader (its own `Execute`, the same checks in
   the cells), nbgrader with this project's preprocessor, and `course-llm grade --course`. Each is run on one notebook and on N; the difference
   divided by N - 1 is what one more submission costs, the rest is start-up. Ratios against stock.
-- `growth`: `course-llm grade --course` on classes of 20, 200 and 1,000.
+- `growth`: `course-llm grade --course` on classes of several sizes, 20, 200 and 1,000 unless `--sizes` says otherwise.
 - `workers`: the same class with one process and with two, by wall time; wants two idle cores.
 
 Processor seconds of all processes, children included. Peak memory is that of the largest process. Without a name all three are measured.
@@ -27,7 +27,6 @@ from samples.build import answers, fill
 
 STOCK_CONFIG = "c = get_config()\nc.CourseDirectory.course_id = 'course_llm'\n"
 STOCK, PLUGIN, OURS = "stock nbgrader", "nbgrader with our preprocessor", "course-llm grade --course"
-SIZES = (20, 200, 1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +88,10 @@ def ways(stem: str, count: int, folder: Path) -> list[dict]:
     return rows
 
 
-def growth(stem: str, folder: Path) -> list[dict]:
+def growth(stem: str, sizes: list[int], folder: Path) -> list[dict]:
     """What classes of several sizes cost."""
     rows = []
-    for size in SIZES:
+    for size in sizes:
         found = graded(OURS, stem, size, folder)
         rows.append({"submissions": size, "cpu_s": found.cpu_s, "cpu_s_each": found.cpu_s / size, "wall_s": found.wall_s, "peak_mb": found.peak_mb})  # fmt: skip
     return rows
@@ -123,6 +122,9 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("ways", "growth", "workers"), help="(default: all three)")
     parser.add_argument("--submissions", type=int, default=20, help="class of `ways`; `workers` takes ten of it (default: 20)")  # fmt: skip
     parser.add_argument("--stem", default="decoding", help="the chapter (default: decoding)")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[20, 200, 1000], metavar="N", help="classes of `growth`"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured, beside what the file has")  # fmt: skip
     arguments = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
@@ -135,7 +137,7 @@ def main() -> None:
             found["ways"] = ways(stem, count, folder)
             show(f"{count} submissions of {stem}, one process", found["ways"])
         if arguments.what in (None, "growth"):
-            found["growth"] = growth(stem, folder)
+            found["growth"] = growth(stem, arguments.sizes, folder)
             show(f"growth, {stem}, one process", found["growth"])
         if arguments.what in (None, "workers"):
             found["workers"] = with_workers(stem, 10 * count, folder)
