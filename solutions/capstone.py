@@ -3,7 +3,9 @@
 #
 # You have built all that a decoder needs. Here you put it together into a generator that runs the bundled biomedical model: a
 # cache for all layers, its attention with cached keys and values, the same with cached latents, the step through the
-# whole model, the loop that writes text. It is graded on its tokens, on its counted cost and on what it caches.
+# whole model, the loop that writes text. It is graded on its tokens, on its counted cost and on what it caches. Costs are counted
+# where torch computes: take numbers out of a tensor with `int(x)` or `x.item()`, not with NumPy or `tolist`, whose work cannot be
+# counted. What a function is given stays as it is; only the cache changes.
 #
 # **Your pieces.** The cell below imports the course's own versions of what you wrote in the chapters. Paste **your**
 # version of a piece above the answer that uses it, in the same cell: it takes the place of the course's there and below. Pieces
@@ -45,7 +47,7 @@ from course_llm.weights import LatentLayerWeights, LayerWeights, ModelWeights
 #   It stores them behind those that this layer holds and returns a **tuple** of as many tensors: all rows of the layer
 #   so far, oldest first. A tuple also when one tensor came.
 # - The room for all `max_seq` tokens is allocated when a layer gets its **first** rows, in their dtype and on their device. The cache
-#   holds this and nothing else.
+#   holds this and nothing else. One layer may hold keys and values, the next one latents.
 # - `length` is an int: the tokens that **all** layers hold. A step passes through the layers one after the other; until
 #   the last one has its rows, `length` is what it was before the step.
 # - When more than `max_seq` tokens would be held, `update` raises a `ValueError` and changes nothing.

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autograder import catalog, pieces
 from autograder.checks.capstone import PROMPT_TOKENS, PROMPTS, latent_layer, layer, small_model
 from autograder.grading import ExerciseReport, SubmissionReport
+from autograder.inside.meter import Meter
 from autograder.leaderboard import NAMES, leaderboard
 from autograder.spec import Gen
 from course_llm import capstone
@@ -175,6 +176,27 @@ def test_counts_are_what_torch_counts(kind, bundled, latent):
     assert capstone.least_flops(weights, 7, 5) < capstone.generation_flops(weights, 7, 5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["keys and values", "latents"])
+def test_least_flops_are_reached_and_not_undercut(kind, bundled, latent):
+    weights = bundled[0] if kind == "keys and values" else latent
+    names = {}
+    exec(
+        f"import math\nimport torch\nimport torch.nn.functional as F\n{catalog.chapter('capstone').given}",
+        names,
+    )
+    for source in (strangers.LOOP, strangers.LEAST):
+        exec(source, names)
+    for text in PROMPTS[:3]:
+        ids = encoded(bundled[1], text)
+        with Meter() as meter:
+            written = names["generate_text"](weights, ids, 5)
+        assert torch.equal(written, capstone.generate_text(weights, ids, 5))
+        distinct = written[:, :-1].unique().numel()
+        least = capstone.least_flops(weights, 7, 5, distinct)
+        assert meter.flops == least if distinct == 11 else meter.flops >= least
+
+
 # what is borrowed
 
 
@@ -209,7 +231,7 @@ def report(name: str, flops: int, latent_flops: int = 2 * 10**8, passed: bool = 
 def test_leaderboard_orders_by_flops_and_ranks_no_impossible_count():
     names = [("b", 10**8), ("a", 9 * 10**7), ("d", 10**8), ("magic", 1000)]
     rows = leaderboard(
-        [*(report(*n) for n in names), report("wrong", 10**8, passed=False), report("c", 10**8, 10**8)]
+        [*(report(*n) for n in names), report("wrong", 10**8, passed=False), report("c", 10**8, 15 * 10**7)]
     )
     assert [(r.place, r.submission) for r in rows] == [
         (1, "a"),
@@ -220,6 +242,8 @@ def test_leaderboard_orders_by_flops_and_ranks_no_impossible_count():
         (None, "wrong"),
     ]
     assert "fewer than the matrices take" in rows[4].remark
+    kept = report("kept", 87_736_320, 94_289_920)  # keys expanded once and kept beside the cache
+    assert "fewer than the matrices take" in leaderboard([kept])[0].remark
     assert rows[5].remark == "Wrong."
     assert (rows[0].cache_bytes_per_token, rows[0].latent_cache_bytes_per_token) == (4096, 2048)
     assert rows[0].borrowed == ("rope_at",)

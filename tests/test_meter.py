@@ -45,3 +45,14 @@ def test_flops_are_counted():
         torch.ones(2, 3) @ torch.ones(3, 4)
         torch.ones(2, 3) @ torch.ones(3)
     assert meter.flops == 2 * 2 * 3 * 4 + 2 * 2 * 3
+
+
+def test_products_that_torch_counts_too_low_are_counted_whole():
+    pair, matrix = torch.ones(3, dtype=torch.complex64), torch.ones(2, 3)
+    with Meter() as meter:
+        torch.addmv(torch.ones(2), matrix, torch.ones(3))
+        torch.vdot(torch.ones(3), torch.ones(3))
+    assert meter.flops == 2 * 2 * 3 + 2 * 3
+    with Meter() as meter:
+        matrix.to(torch.complex64) @ torch.stack([pair, pair], 1)  # four real products
+    assert meter.flops == 4 * (2 * 2 * 3 * 2)

@@ -100,7 +100,14 @@ def model(g: Gen, *layers: LayerWeights | LatentLayerWeights, heads: int, vocab:
 
 
 def small_model(g: Gen, layers: int = 2, vocab: int = 13) -> ModelWeights:
-    return model(g, *(layer(g, 16, 2, 8, 24) for _ in range(layers)), heads=2, vocab=vocab)
+    """A random model whose text changes: with an output matrix tied to the embedding, most would repeat their last token.
+
+    Half of the last norm's scales are negative, so that a token is not its own best follower, and attention weighs more.
+    """
+    made = model(g, *(layer(g, 16, 2, 8, 24) for _ in range(layers)), heads=2, vocab=vocab)
+    louder = tuple(dataclasses.replace(w, w_o=2 * w.w_o) for w in made.layers)
+    signs = torch.tensor([1.0, -1.0]).repeat(8)
+    return dataclasses.replace(made, embedding=made.embedding / 2, layers=louder, norm=signs * made.norm)
 
 
 def whole(number: float) -> str:
@@ -151,6 +158,14 @@ def _(g: Gen):
             fill(s, second, tuple(2 * r for r in rows), rows)
 
     yield scenario(several).says("three tensors of different widths, two caches side by side")
+    mixed = [(pairs(g, 1, new)[0], (g.randn(2, new, 5),)) for new in (3, 1, 2)]
+
+    def kinds(s: Subject) -> None:
+        cache = s.new("ModelCache", 2, 6)
+        for step in mixed:
+            fill(s, cache, *step)
+
+    yield scenario(kinds).says("keys and values in one layer, latents in the next")
 
 
 @ModelCache.group("length", share=1)
@@ -244,6 +259,21 @@ def _(g: Gen):
             )
 
     yield scenario(run).says("room for 40 tokens in 2 layers")
+    long, first, again = pairs(g, 1, 6)[0], pairs(g, 1, 3)[0], pairs(g, 1, 5)[0]
+
+    def kept(s: Subject) -> None:
+        cache, room = s.new("ModelCache", 1, 5), 2 * (2 * 3 * 5 * 4)
+        s.method_raises(ValueError, cache, "update", 0, *long)
+        s.require(s.held(cache) <= 64, "a refused update has allocated memory: refuse first")
+        fill(s, cache, first)
+        s.method(cache, "reset")
+        held = s.held(cache)
+        s.require(held >= room, f"after reset the cache holds {held} elements: keep the memory, {room}")
+        fill(s, cache, again)
+        held = s.held(cache)
+        s.require(held <= room + 64, f"filled again, the cache holds {held} elements, {room} are enough")
+
+    yield scenario(kept).says("a refused prompt, a reset")
 
 
 class _Cache(ref.ModelCache):
@@ -315,6 +345,33 @@ class _(_Cache):
         self._lengths[0] = 0
 
 
+@ModelCache.near_miss("reset-frees-the-memory")
+class _(_Cache):
+    """Reset lets the memory go, and the next update allocates it again. Set the counts to 0 and keep the buffers: what is behind the counts is never read."""
+
+    def reset(self):
+        self.__init__(self.layers, self.max_seq)
+
+
+@ModelCache.near_miss("writes-at-the-common-length")
+class _(_Cache):
+    """Rows are written where the shortest layer ends. A layer that is ahead of it loses rows: each layer's new rows stand behind its own."""
+
+    def update(self, layer, *rows):
+        self._lengths[layer] = self.length
+        return super().update(layer, *rows)
+
+
+@ModelCache.near_miss("first-rows-shape-all-layers")
+class _(_Cache):
+    """The first rows that come decide the shapes of all layers. A layer may hold a latent where the one before holds keys and values: allocate when a layer gets its own first rows."""
+
+    def update(self, layer, *rows):
+        found = super().update(layer, *rows)
+        self._buffers = [b or tuple(map(torch.empty_like, self._buffers[layer])) for b in self._buffers]
+        return found
+
+
 @ModelCache.near_miss("grows-by-concatenation")
 class _(_Cache):
     """The rows are right, but each update makes new tensors and copies the whole cache: allocate the room for max_seq tokens once and write the new rows only."""
@@ -343,6 +400,14 @@ class _(_Cache):
 attention_step = Exercise("attention_step", ref, see="capstone-attention")
 
 
+def ask_unchanged(s: Subject, function: str, *args) -> Tensor:
+    """Asks, and requires that tensors which were handed in are as they were."""
+    value = s.ask(function, *args)
+    changed = s.transcript[-1].changed
+    s.require(not changed, f"{', '.join(changed)} of {function} is changed in place")
+    return value
+
+
 def steps_of(
     function: str, x: Tensor, layers: list, heads: int, chunks: tuple[int, ...], tolerance: float = 5e-5
 ) -> Callable[[Subject], None]:
@@ -355,7 +420,7 @@ def steps_of(
         )
         for part in x.split(chunks, dim=1):
             for index, weights in enumerate(layers):
-                got = s.ask(function, part, weights, heads, cache, index)
+                got = ask_unchanged(s, function, part, weights, heads, cache, index)
                 wide = clone_tree((part, weights), Tensor.double)
                 want = getattr(ref, function)(*wide, heads, right, index).to(x.dtype)
                 complaint = "the result is not attention over all tokens so far"
@@ -415,15 +480,21 @@ def _(g: Gen):
 
 @attention_step.group("dtypes", share=1)
 def _(g: Gen):
-    """Keeps the dtype."""
+    """Keeps the dtype, and norms small rows with the epsilon 1e-5."""
     for dtype, tolerance in ((F64, 1e-5), (BF16, 0.1)):
         made = [layer(g, 12, 3, 4, dtype=dtype)]
         x = g.randn(2, 5, 12, dtype=dtype)
         yield scenario(steps_of("attention_step", x, made, 3, (4, 1), tolerance)).says(str(dtype))
+    made, x = [layer(g, 12, 3, 4)], 0.01 * g.randn(2, 5, 12)
+    yield scenario(steps_of("attention_step", x, made, 3, (4, 1), 1e-6)).says("rows of size 0.01")
+
+
+def cost_complaint(flops: int, enough: int, words: str, formula: str) -> str:
+    return f"{words} takes {whole(flops)} FLOPs, {formula} = {whole(enough)} are enough"
 
 
 def require_cost(s: Subject, flops: int, enough: int, words: str, formula: str) -> None:
-    s.require(flops <= enough, f"{words} takes {whole(flops)} FLOPs, {formula} = {whole(enough)} are enough")
+    s.require(flops <= enough, cost_complaint(flops, enough, words, formula))
 
 
 @attention_step.group("cost", share=2)
@@ -460,6 +531,8 @@ def attention_with(
     norm_width: bool = False,
     attend: Callable = cached_attention,
     rotate_values: bool = False,
+    epsilon: float | None = 1e-5,
+    rotate: Callable = rope_at,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     past = start(cache.length)
@@ -472,8 +545,8 @@ def attention_with(
     if not norm_scale:
         q_scale, k_scale = torch.ones_like(q_scale), torch.ones_like(k_scale)
     if norm and not norm_last:
-        q, k = rms(q, q_scale), rms(k, k_scale)
-    q, k = rope_at(q, past), rope_at(k, past)
+        q, k = rms(q, q_scale, epsilon), rms(k, k_scale, epsilon)
+    q, k = rotate(q, past), rotate(k, past)
     if norm_last:
         q, k = rms(q, q_scale), rms(k, k_scale)
     if rotate_values:
@@ -482,8 +555,14 @@ def attention_with(
     return merge_heads(attend(q, k, v)) @ weights.w_o
 
 
-def rms(x: Tensor, scale: Tensor) -> Tensor:
-    return F.rms_norm(x, scale.shape, scale, 1e-5)
+def rms(x: Tensor, scale: Tensor, epsilon: float | None = 1e-5) -> Tensor:
+    return F.rms_norm(x, scale.shape, scale, epsilon)
+
+
+def rope_by_halves(x: Tensor, start: int) -> Tensor:
+    """Rotates column i with column i + head_dim / 2."""
+    pairs = x.unflatten(-1, (2, -1)).mT.flatten(-2)
+    return rope_at(pairs, start).unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
 @attention_step.near_miss("positions-from-zero")
@@ -539,6 +618,44 @@ def _(x, layer, heads, cache, index):
 def _(x, layer, heads, cache, index):
     """A prompt's rows see what stands behind them. One new token needs no mask, a prompt or a chunk does."""
     return attention_with(x, layer, heads, cache, index, attend=F.scaled_dot_product_attention)
+
+
+@attention_step.near_miss("top-left-for-chunks")
+def _(x, layer, heads, cache, index):
+    """`is_causal=True` serves a prompt, and one token needs no mask; a chunk gets the mask of the text's beginning. It sees what stands before it, too: the last query sees every key."""
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+
+    return attention_with(x, layer, heads, cache, index, attend=attend)
+
+
+@attention_step.near_miss("chunk-unmasked")
+def _(x, layer, heads, cache, index):
+    """Only a prompt is masked. A chunk behind it has rows that must not see each other's future either: the mask follows from new rows and keys, whatever the cache holds."""
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] == k.shape[2])
+
+    return attention_with(x, layer, heads, cache, index, attend=attend)
+
+
+@attention_step.near_miss("halves-for-pairs")
+def _(x, layer, heads, cache, index):
+    """Columns are rotated with those half a head away, as Llama's code has it. In this model neighbours are a pair, columns 2i and 2i + 1, as in `apply_rope`."""
+    return attention_with(x, layer, heads, cache, index, rotate=rope_by_halves)
+
+
+@attention_step.near_miss("another-epsilon")
+def _(x, layer, heads, cache, index):
+    """The norms have another epsilon, torch's default perhaps: in this model it is 1e-5, and small rows tell the difference."""
+    return attention_with(x, layer, heads, cache, index, epsilon=None)
+
+
+@attention_step.near_miss("ignores-the-index")
+def _(x, layer, heads, cache, index):
+    """Every layer writes into the cache's first layer: hand the `index` on to `cache.update`."""
+    return attention_with(x, layer, heads, cache, 0)
 
 
 @attention_step.near_miss("stores-unrotated-keys")
@@ -599,10 +716,11 @@ def _(g: Gen):
             s.ask("latent_attention_step", x, weights, 3, cache, 0)
             tokens, d_c = x.shape[1], c.shape[2]
             held, enough = s.held(cache), 2 * tokens * d_c
+            told = f"after {tokens} tokens the cache holds {held} numbers; latents are batch · tokens · d_c = {enough}"
             s.require(
-                held == enough,
-                f"after {tokens} tokens the cache holds {held} numbers; latents are batch · tokens · d_c = {enough}",
-            )
+                held != 2 * tokens * 12, told
+            )  # two near-misses, each with its own step in the transcript
+            s.require(held == enough, told)
             filled = s.module("GrowingCache", {}, layers=1)
             s.ask_method(filled, "update", 0, c)
             got = s.ask("latent_attention_step", x, weights, 3, filled, 0)
@@ -669,9 +787,14 @@ def _(g: Gen):
                 s.ask_method(cache, "update", 0, c)
             flops = s.measure("latent_attention_step", x, weights, 3, cache, 0).flops
             keys = past + new
-            enough = 2 * (2 * new * 12 * (2 * 12 + 4) + 4 * keys * 4 * 12 + 4 * new * keys * 12)
+            expansion = 2 * 4 * keys * 4 * 12
+            enough = 2 * (2 * new * 12 * (2 * 12 + 4) + 4 * new * keys * 12) + expansion
             formula = "batch · (2 · new · d_hidden · (2 · width + d_c) + 4 · keys · d_c · width + 4 · new · keys · width)"
-            require_cost(s, flops, enough, f"{new} new after {past} tokens", formula)
+            words = f"{new} new after {past} tokens"
+            if flops > enough + expansion:  # more than one expansion too much
+                words += ", keys and values expanded more than once,"
+            s.require(flops <= enough + expansion, cost_complaint(flops, enough, words, formula))
+            require_cost(s, flops, enough, words, formula)
 
         yield scenario(run).says(f"{new} new after {past} tokens")
 
@@ -683,9 +806,10 @@ def latent_with(
     cache,
     index: int,
     *,
-    queries_at: Callable = lambda past, keys: past,
+    queries_at: Callable = lambda past, length: past,
     turn_keys: bool = True,
     norm: bool = True,
+    norm_last: bool = False,
     scale: Callable | None = None,
     attend: Callable = cached_attention,
 ) -> Tensor:
@@ -693,10 +817,13 @@ def latent_with(
     past = cache.length
     (c,) = cache.update(index, x @ layer.w_dkv)
     q, k, v = (split_heads(t, heads) for t in (x @ layer.w_q, c @ layer.w_uk, c @ layer.w_uv))
-    q = rms(q, layer.q_norm)
-    k = rms(k, layer.k_norm) if norm else k
-    q = rope_at(q, queries_at(past, c.shape[1]))
+    if not norm_last:
+        q = rms(q, layer.q_norm)
+        k = rms(k, layer.k_norm) if norm else k
+    q = rope_at(q, queries_at(past, cache.length))
     k = rope_at(k, 0) if turn_keys else k
+    if norm_last:
+        q, k = rms(q, layer.q_norm), rms(k, layer.k_norm)
     return merge_heads(attend(q if scale is None else q * scale(q, c), k, v)) @ layer.w_o
 
 
@@ -710,10 +837,40 @@ def _(x, layer, heads, cache, index):
     return merge_heads(cached_attention(rope_at(rms(q, layer.q_norm), past), k, v)) @ layer.w_o
 
 
+@latent_attention_step.near_miss("caches-hidden-rows")
+def _(x, layer, heads, cache, index):
+    """Right, but the hidden rows are cached, d_hidden numbers per token, and all of them are compressed again. Compress the new rows and cache what comes out."""
+    past = cache.length
+    (rows,) = cache.update(index, x)
+    c = rows @ layer.w_dkv
+    q, k, v = (split_heads(t, heads) for t in (x @ layer.w_q, c @ layer.w_uk, c @ layer.w_uv))
+    q, k = rope_at(rms(q, layer.q_norm), past), rope_at(rms(k, layer.k_norm), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+
+@latent_attention_step.near_miss("multiplies-the-matrices")
+def _(x, layer, heads, cache, index):
+    """Right but slow: `w_dkv` is multiplied with `w_uk` and `w_uv`, which costs as much as many tokens. Expand the latents; the product of the matrices is never needed."""
+    both = layer.w_dkv @ torch.cat((layer.w_uk, layer.w_uv), dim=1)
+    return latent_with(x, layer, heads, cache, index) + 0 * both.sum()
+
+
+@latent_attention_step.near_miss("length-after-the-update")
+def _(x, layer, heads, cache, index):
+    """The queries' positions are read off the cache after its update. In the last layer it has grown by then: read `cache.length` first."""
+    return latent_with(x, layer, heads, cache, index, queries_at=lambda past, length: length)
+
+
+@latent_attention_step.near_miss("rotates-before-the-norm")
+def _(x, layer, heads, cache, index):
+    """Queries and keys are rotated before they are normed. The norm's scales belong to the unrotated columns: norm first."""
+    return latent_with(x, layer, heads, cache, index, norm_last=True)
+
+
 @latent_attention_step.near_miss("queries-and-keys-begin-together")
 def _(x, layer, heads, cache, index):
     """Queries and keys are rotated from the same position on. Keys are expanded for all tokens and begin at 0; queries are new and begin at `cache.length`, read before the update."""
-    return latent_with(x, layer, heads, cache, index, queries_at=lambda past, keys: 0)
+    return latent_with(x, layer, heads, cache, index, queries_at=lambda past, length: 0)
 
 
 @latent_attention_step.near_miss("unrotated-keys")
@@ -797,7 +954,7 @@ def model_steps(
         layers = len(weights.layers)
         cache, right = s.module("GrowingCache", {}, layers=layers), ref.ModelCache(layers, ids.shape[1])
         for part in ids.split(chunks, dim=1):
-            got = s.ask("decoder_step", weights, part, cache)
+            got = ask_unchanged(s, "decoder_step", weights, part, cache)
             want = ref.decoder_step(weights, part, right)
             s.require_close(got, want, "the logits are not the model's", tolerance, tolerance)
 
@@ -818,11 +975,19 @@ def _(g: Gen):
 
 @decoder_step.group("bundled", share=1)
 def _(g: Gen):
-    """Runs the bundled model."""
+    """Runs the bundled model, and norms small rows with the epsilon 1e-5."""
     weights, *_ = bundled()
     text = g.python.choice(PROMPTS)
     # sums over 128 and 512 columns, in float32 and in any order
     yield scenario(model_steps(weights, prompt(text), (6, 1), 2e-3)).says(f"the bundled model reads {text!r}")
+    small = quiet(small_model(g), 0.01)
+    yield scenario(model_steps(small, g.ints(0, 13, 2, 5), (4, 1), 1e-5)).says("rows of size 0.01")
+
+
+def quiet(weights: ModelWeights, size: float) -> ModelWeights:
+    """The model with a residual stream so much smaller that the norms' epsilon counts."""
+    layers = tuple(dataclasses.replace(w, w_o=size * w.w_o, w_down=size * w.w_down) for w in weights.layers)
+    return dataclasses.replace(weights, embedding=size * weights.embedding, layers=layers)
 
 
 @decoder_step.group("latents", share=1)
@@ -869,14 +1034,17 @@ def step_with(
     row: int = -1,
     every_row: bool = False,
     scale: float = 1.0,
+    adds_to_normed: bool = False,
+    rms: Callable = rms,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     x = weights.embedding[ids] * scale
     for index, w in enumerate(weights.layers):
         attend = ref.latent_attention_step if isinstance(w, LatentLayerWeights) else ref.attention_step
         mixed = attend(rms(x, w.norm1) if norm1 else x, w, weights.heads, cache, index_of(index))
-        old, x = x, x + mixed
+        old, x = x, (rms(x, w.norm1) if adds_to_normed else x) + mixed
         source = old if parallel else x
+        x = rms(x, w.norm2) if adds_to_normed else x
         x = (x if residual else 0) + gelu((rms(source, w.norm2) if norm2 else source) @ w.w_up) @ w.w_down
     if every_row:
         return (rms(x, weights.norm) @ weights.embedding.T)[:, row]
@@ -912,6 +1080,24 @@ def _(weights, ids, cache):
 def _(weights, ids, cache):
     """The feed-forward network reads what stood there before the attention: in this model it reads the stream with the attention's result added."""
     return step_with(weights, ids, cache, parallel=True)
+
+
+@decoder_step.near_miss("adds-to-the-normed-row")
+def _(weights, ids, cache):
+    """The normed row takes the place of the residual stream. The norms serve what goes into a part; what comes out is added to the row as it was."""
+    return step_with(weights, ids, cache, adds_to_normed=True)
+
+
+@decoder_step.near_miss("layer-norm")
+def _(weights, ids, cache):
+    """The norms subtract the mean: this model has RMSNorm, which does not."""
+    return step_with(weights, ids, cache, rms=lambda x, s: F.layer_norm(x, s.shape, s, None, 1e-5))
+
+
+@decoder_step.near_miss("another-epsilon")
+def _(weights, ids, cache):
+    """The norms have another epsilon, torch's default perhaps: in this model it is 1e-5, and small rows tell the difference."""
+    return step_with(weights, ids, cache, rms=functools.partial(rms, epsilon=None))
 
 
 @decoder_step.near_miss("tanh-gelu")
@@ -988,13 +1174,30 @@ def _(g: Gen):
 @generate_text.group("end", share=1)
 def _(g: Gen):
     """Fills finished rows with the EOS, stops when all have finished, and takes no EOS of the prompt for an end."""
-    weights, ids = small_model(g), g.ints(0, 13, 4, 3)
-    plain = ref.generate_text(weights, ids, 8)
-    for row in (0, 1):
-        eos_id = int(plain[row, 4])
+    weights, ids, plain, ends = ending_model(g)
+    for row, column in ends:
+        eos_id = int(plain[row, column])
         yield call(weights, ids, 8, eos_id).says("rows end at different places")
         yield call(weights, ids[row : row + 1], 8, eos_id).says("one row, which ends early")
-        yield call(weights, plain[row : row + 1, :5], 4, eos_id).says("an EOS in the prompt")
+        yield call(weights, plain[row : row + 1, : column + 1], 4, eos_id).says("an EOS in the prompt")
+    order = torch.arange(13)
+    order[0], order[eos_id] = eos_id, 0  # the same model and prompt with the EOS as token 0
+    renamed = dataclasses.replace(weights, embedding=weights.embedding[order])
+    yield call(renamed, order[ids], 8, 0).says("the EOS is token 0")
+
+
+def ending_model(g: Gen) -> tuple[ModelWeights, Tensor, Tensor, list[tuple[int, int]]]:
+    """A model, four prompts of three tokens, eight more each, and where two rows would end: they go on with other tokens."""
+    while True:
+        weights, ids = small_model(g), g.ints(0, 13, 4, 3)
+        plain = ref.generate_text(weights, ids, 8)
+        ends = {}
+        for row, text in enumerate(plain.tolist()):
+            for column in range(4, 8):
+                if text[column] not in text[3:column] and text[column] != text[column + 1]:
+                    ends.setdefault(row, (row, column))
+        if len(ends) > 1:
+            return weights, ids, plain, list(ends.values())[:2]
 
 
 @generate_text.group("sampling", share=1)
@@ -1002,11 +1205,15 @@ def _(g: Gen):
     """Draws from the distribution with the row's own numbers; refuses a temperature without them."""
     weights, ids = small_model(g), g.ints(0, 13, 3, 4)
     yield call(weights, ids, 6, None, 1.0, uniforms=g.rand(3, 6)).says("temperature 1")
-    yield call(weights, ids, 6, None, 2.5, 4, uniforms=g.rand(3, 6)).says("temperature 2.5, the best four")
-    yield call(weights, ids, 6, None, 1.5, None, 0.8, g.rand(3, 6)).says("temperature 1.5, top-p 0.8")
+    yield call(weights, ids, 9, None, 5.0, 3, uniforms=g.rand(3, 9)).says("temperature 5, the best three")
+    yield call(weights, ids, 9, None, 4.0, None, 0.6, g.rand(3, 9)).says("temperature 4, top-p 0.6")
+    yield call(weights, ids, 9, None, 5.0, 5, 0.7, g.rand(3, 9)).says(
+        "temperature 5, the best five, top-p 0.7"
+    )
     plain = ref.generate_text(weights, ids, 6, None, 1.5, None, None, uniforms := g.rand(3, 6))
     yield call(weights, ids, 6, int(plain[0, 5]), 1.5, None, None, uniforms).says("rows that end")
-    yield call(weights, ids, 6, None, 0.7).raises(ValueError).says("no numbers at temperature 0.7")
+    # the best token alone, so that all who take a temperature without numbers give the same answer
+    yield call(weights, ids, 6, None, 0.7, 1).raises(ValueError).says("no numbers at temperature 0.7")
 
 
 @generate_text.group("latents", share=1)
@@ -1031,8 +1238,17 @@ def _(g: Gen):
         def run(s: Subject, ids=g.ints(0, 6, 2, seq), new=new) -> None:
             flops = s.measure("generate_text", weights, ids, new).flops
             require_tokens(s, weights, flops, ids.shape[1], new, 2)
+            require_steps(s, weights, ids, new)
 
         yield scenario(run).says(words)
+    ending, ids, plain, ((row, column), _) = ending_model(g)
+    eos_id, written = int(plain[row, column]), column - 2
+
+    def early(s: Subject, ids=ids[row : row + 1]) -> None:
+        flops = s.measure("generate_text", ending, ids, 8, eos_id).flops
+        require_tokens(s, ending, flops, 3, written, 1)
+
+    yield scenario(early).says(f"a row that has ended after {written} tokens")
     yield scenario(_bundled_cost).says(f"the bundled model, a prompt of {PROMPT_TOKENS}, {NEW_TOKENS} new")
 
 
@@ -1049,6 +1265,25 @@ def require_tokens(s: Subject, weights: ModelWeights, flops: int, seq: int, new:
     )
     s.require(flops <= allowed + 2 * batch * ref.step_flops(weights, 1, seq + new), told)
     s.require(flops <= allowed, told)
+
+
+def require_steps(s: Subject, weights: ModelWeights, ids: Tensor, new: int) -> None:
+    """Requires that the model is run `new` times: each run's logits cost so much more with a larger vocabulary."""
+    more = 50
+    wide = dataclasses.replace(weights, embedding=torch.cat((weights.embedding, -torch.ones(more, 16))))
+
+    def rows_of_logits(function: str, *args) -> float:
+        flops = []
+        for model in (weights, wide):
+            cache = [] if args else [s.new("ModelCache", len(weights.layers), ids.shape[1])]
+            flops.append(s.measure(function, model, ids, *args, *cache).flops)
+        return (flops[1] - flops[0]) / (2 * 16 * more * ids.shape[0])
+
+    runs = rows_of_logits("generate_text", new) - (rows_of_logits("decoder_step") - 1)
+    s.require(
+        runs < new + 0.5,
+        f"the model is run {runs:.0f} times for {new} new token{'s' if new > 1 else ''}: the prompt goes through it in one step, as the first of {new}",
+    )
 
 
 def _bundled_cost(s: Subject) -> None:
@@ -1090,6 +1325,7 @@ def generate_with(
     refuses: bool = True,
     reads_last: bool = False,
     room: int | None = None,
+    begins: Callable = lambda weights, ids, cache: ids,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     if temperature > 0 and uniforms is None:
@@ -1098,7 +1334,7 @@ def generate_with(
         uniforms = torch.full((ids.shape[0], max_new_tokens), 0.5)
     cache = ref.ModelCache(len(weights.layers), room or ids.shape[1] + max_new_tokens)
     finished = ended(ids, eos_id)
-    text, unread = ids, ids
+    text, unread = ids, begins(weights, ids, cache)
     for step in range(max_new_tokens):
         logits = ref.decoder_step(weights, unread, cache)
         if temperature > 0:
@@ -1151,6 +1387,44 @@ def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, to
     settings = (eos_id, temperature, top_k, top_p, uniforms)
     room = (ids.shape[1] + max_new_tokens) * (max_new_tokens + 1)
     return generate_with(weights, ids, max_new_tokens, *settings, reads=lambda text, token: text, room=room)
+
+
+@generate_text.near_miss("last-prompt-token-twice")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """The prompt is read, and then its last token once more, so that the model sees it twice. The prompt's step gives the logits of the first new token already."""
+
+    def begins(weights, ids, cache):
+        if max_new_tokens:
+            ref.decoder_step(weights, ids, cache)
+        return ids[:, -1:]
+
+    settings = (eos_id, temperature, top_k, top_p, uniforms)
+    room = ids.shape[1] + max_new_tokens + 1
+    return generate_with(weights, ids, max_new_tokens, *settings, begins=begins, room=room)
+
+
+@generate_text.near_miss("prompt-token-by-token")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """Right but slow: the prompt is read token by token, and each step pays for logits that nobody asks for. The whole prompt goes through the model in one step."""
+
+    def begins(weights, ids, cache):
+        for i in range(ids.shape[1] - 1):
+            ref.decoder_step(weights, ids[:, i : i + 1], cache)
+        return ids[:, -1:]
+
+    settings = (eos_id, temperature, top_k, top_p, uniforms)
+    return generate_with(weights, ids, max_new_tokens, *settings, begins=begins)
+
+
+@generate_text.near_miss("asks-after-the-end")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """Right but slow: the model is asked on when all rows have ended, and what it says is thrown away. Leave the loop as soon as the last row has its EOS."""
+    settings = (eos_id, temperature, top_k, top_p, uniforms)
+    text = generate_with(weights, ids, max_new_tokens, *settings, stops=lambda finished: False)
+    if eos_id is None:
+        return text
+    still_alive = (text[:, ids.shape[1] :] == eos_id).cummax(dim=1).values.all(dim=0).logical_not().sum()
+    return text[:, : ids.shape[1] + int(still_alive) + 1]
 
 
 @generate_text.near_miss("ties-to-the-last")

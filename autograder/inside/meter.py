@@ -1,11 +1,13 @@
 """Counts what an answer costs: FLOPs, the largest tensor made, the elements held and kept for backward."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count, shape_wrapper
 
 aten = torch.ops.aten
 
@@ -19,6 +21,25 @@ EXTRA_FLOPS = {
     aten._scaled_dot_product_flash_attention_for_cpu: _cpu_sdpa_flops,
     aten.mv: lambda a, x, out_shape=None, **kwargs: 2 * a[0] * a[1],
     aten.dot: lambda a, b, out_shape=None, **kwargs: 2 * a[0],
+    aten.vdot: lambda a, b, out_shape=None, **kwargs: 2 * a[0],
+    aten.addmv: lambda bias, a, x, out_shape=None, **kwargs: 2 * a[0] * a[1],
+}
+
+
+def _by_dtype(count: Callable) -> Callable:
+    """Counts a product of complex numbers as the four real ones that it is."""
+
+    def counted(*args, out_val=None, **kwargs) -> int:
+        parts = 4 if isinstance(out_val, Tensor) and out_val.is_complex() else 1
+        return parts * count(*args, out_val=out_val, **kwargs)
+
+    counted._get_raw = True  # torch hands over tensors in the place of shapes
+    return counted
+
+
+COUNTS = {
+    op: _by_dtype(count)
+    for op, count in {**flop_registry, **{k: shape_wrapper(f) for k, f in EXTRA_FLOPS.items()}}.items()
 }
 
 
@@ -49,7 +70,7 @@ class Meter(TorchDispatchMode):
         self._alive = 0
         self._kept: dict[int, int] = {}  # how often autograd keeps a storage
         self._kept_elements = 0
-        self._flops = FlopCounterMode(display=False, custom_mapping=EXTRA_FLOPS)
+        self._flops = FlopCounterMode(display=False, custom_mapping=COUNTS)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: Saved(self, tensor), lambda saved: saved.tensor
         )

@@ -298,27 +298,41 @@ def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
     return step_flops(weights, prompt, prompt) + sum(step_flops(weights, 1, keys) for keys in steps)
 
 
-def least_flops(weights: ModelWeights, prompt: int, new: int) -> int:
-    """Counts FLOPs that no generation of this kind can do without; whoever counts fewer works where nobody counts.
+def least_flops(weights: ModelWeights, prompt: int, new: int, distinct: int | None = None) -> int:
+    """Counts FLOPs that no way to generate is known to do without; whoever counts fewer works where nobody counts.
 
     Every pushed token needs its keys and values or its latent in all layers, and attention to what stands
-    before it. In the last layer only the rows that are asked for the next token need more, one per step. The
-    expansion of latents is left out.
+    before it. In the last layer only the rows that are asked for the next token need more, one per step. A
+    token's first projections do not depend on where it stands: equal tokens share them. Of latents all keys are
+    expanded anew in every step, since nothing else is kept; values are expanded or absorbed, whichever is less.
 
     Args:
         weights: the model's.
         prompt: tokens of the prompt.
         new: tokens written, 1 or more.
+        distinct: how many of the pushed tokens differ; None: all.
     """
-    pushed, total = prompt + new - 1, 2 * new * weights.embedding.numel()
-    keys_seen = {True: sum(range(prompt, pushed + 1)), False: pushed * (pushed + 1) // 2}
+    pushed = prompt + new - 1
+    distinct = pushed if distinct is None else distinct
+    total = 2 * new * weights.embedding.numel()
     for index, layer in enumerate(weights.layers):
         last = index == len(weights.layers) - 1
         d_hidden, width = layer.w_q.shape
-        stored = layer.w_dkv.shape[1] if isinstance(layer, LatentLayerWeights) else 2 * width
+        latent = isinstance(layer, LatentLayerWeights)
+        stored = layer.w_dkv.shape[1] if latent else 2 * width
+        different = pushed if index else distinct
         rows = new if last else pushed
-        total += 2 * pushed * d_hidden * stored + 4 * keys_seen[last] * width
-        total += 2 * rows * d_hidden * (2 * width + 2 * layer.w_up.shape[1])
+        total += 2 * d_hidden * (different * stored + min(rows, different) * width)
+        total += 2 * rows * d_hidden * (width + 2 * layer.w_up.shape[1])
+        for step in range(new):
+            keys, asked = prompt + step, 1 if last or step else prompt
+            seen = sum(range(max(2, keys - asked + 1), keys + 1))  # one key alone needs no weights
+            attention = 4 * seen * width
+            if latent:
+                expansion = 2 * min(keys, different) * stored * width
+                absorbed = 2 * seen * (width + weights.heads * stored) + 2 * asked * stored * width
+                attention = expansion + min(attention + expansion, absorbed)
+            total += attention
     return total
 
 
