@@ -34,7 +34,7 @@ CONTEXTS = {1024: 12.0, 4096: 35.0, 16_384: 60.0}  # tokens: bar
 GROUPED = {  # heads, key-value heads, head_dim, tokens
     "Llama 3 8B": (32, 8, 128, 4096),
     "Llama 3 70B": (64, 8, 128, 4096),
-    "32 heads, 2 pairs": (32, 2, 128, 4096),
+    "32 heads in groups of 16": (32, 2, 128, 4096),
 }
 AGREE = dict(rtol=1e-4, atol=1e-5)
 
