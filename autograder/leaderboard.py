@@ -97,7 +97,7 @@ def print_leaderboard(rows: list[Row]) -> None:
     caption = "cache: bytes per token; borrowed: pieces taken from the course"
     table = Table("place", title=title, caption=caption)
     table.add_column("submission", overflow="fold", min_width=10)
-    for head in ("FLOPs", "cache", "latent FLOPs", "latent cache", "borrowed"):
+    for head in ("FLOPs", "cache", "latent\nFLOPs", "latent\ncache", "borrowed"):
         table.add_column(head, justify="right", no_wrap=head.endswith("FLOPs"))
     for row in rows:
         counts = (row.flops, row.cache_bytes_per_token, row.latent_flops, row.latent_cache_bytes_per_token)
