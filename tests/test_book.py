@@ -291,11 +291,42 @@ def test_page_is_executed_again_when_a_module_it_uses_has_changed(tmp_path, monk
     (tmp_path / "gamma.py").write_text("g = 1\n")
     monkeypatch.setattr(course_site, "PACKAGE", tmp_path)
     text = "Text.\n\n```{code-cell} ipython3\nfrom course_llm import alpha\n```\n"
-    before = course_site.state_of_sources(text)
+    before = course_site.state_of_sources(text, tmp_path)
     (tmp_path / "gamma.py").write_text("g = 2\n")
-    assert course_site.state_of_sources(text) == before
+    assert course_site.state_of_sources(text, tmp_path) == before
     (tmp_path / "beta.py").write_text("f = 2\n")
-    assert course_site.state_of_sources(text) != before
+    assert course_site.state_of_sources(text, tmp_path) != before
+
+
+def test_page_is_executed_again_when_measurements_that_it_reads_have_changed(tmp_path):
+    import course_site
+
+    page, read, other = tmp_path / "book", tmp_path / "data" / "read.json", tmp_path / "data" / "other.json"
+    read.parent.mkdir()
+    for path in (read, other):
+        path.write_text("1")
+    text = (
+        'See "../data/other.json".\n\n```{code-cell} ipython3\n'
+        'rows = json.loads(Path("../data/read.json").read_text())\n```\n'
+    )
+    page.mkdir()
+    before = course_site.state_of_sources(text, page)
+    other.write_text("2")
+    assert course_site.state_of_sources(text, page) == before
+    read.write_text("2")
+    assert course_site.state_of_sources(text, page) != before
+
+
+def test_what_pages_read_is_found():
+    import course_site
+
+    found = {}
+    for path in sorted((ROOT / "book").glob("*.md")):
+        code = "\n".join(course_site.CODE_CELL.findall(path.read_text(encoding="utf-8")))
+        assert len(course_site.READ.findall(code)) == code.count("../"), f"{path.name} reads a file unseen"
+        found[path.stem] = course_site.READ.findall(code)
+    assert found["instructors_scale"] == ["../benchmarks/grading.json"]
+    assert all((ROOT / "book" / name).is_file() for names in found.values() for name in names)
 
 
 def test_links_to_services_follow_the_repository_setting():

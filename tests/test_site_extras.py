@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 import unicodedata
 import zipfile
@@ -16,7 +17,10 @@ from xml.dom import minidom
 import nbclient
 import nbformat
 import pytest
+import torch
 import yaml
+from packaging.specifiers import SpecifierSet
+from PIL import Image
 
 from tests.book_site import CHROMIUM, ROOT, browser, chapter_pages, site, site_pages  # noqa: F401
 
@@ -160,6 +164,23 @@ def test_services_are_left_out_while_there_is_no_repository():
     ]
 
 
+def test_binder_installs_the_package():
+    folder = ROOT / ".binder"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version = (folder / "runtime.txt").read_text().strip().removeprefix("python-")
+    assert version in SpecifierSet(project["requires-python"])
+    lines = (folder / "requirements.txt").read_text().splitlines()
+    wanted = [line for line in lines if line and not line.startswith(("#", "--"))]
+    assert wanted == ["."], "the package and its own ranges, written once"
+    ready = folder / "postBuild"
+    assert os.access(ready, os.X_OK)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run([ready], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    broken = subprocess.run([ready], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert broken.returncode != 0, "an image without the package is not refused"
+
+
 def test_edit_and_report_links_open_a_form_with_the_pages_name(small_site):
     text = (small_site / "book" / "small.html").read_text(encoding="utf-8")
     addresses = [address.replace("&amp;", "&") for address in re.findall(r'href="([^"]+)"', text)]
@@ -176,11 +197,40 @@ def test_page_says_where_it_is_and_when_it_changed(small_site):
     assert tags["og:url"] == address
     assert tags["og:title"] == "1. Small chapter"
     assert tags["og:description"].startswith("It opens with")
+    picture = small_site / tags["og:image"].removeprefix(BASE)
+    assert tags["og:image"].startswith(BASE) and len(tags["og:image:alt"]) > 20
+    with Image.open(picture) as image:
+        assert [image.format, *map(str, image.size)] == [
+            "PNG",
+            tags["og:image:width"],
+            tags["og:image:height"],
+        ]
+        assert image.convert("RGB").getpixel((0, 0)) == (0x14, 0x18, 0x1E), (
+            "the picture has a ground of its own"
+        )
+    assert picture.stat().st_size < 100_000
     first = (small_site / "book" / "index.html").read_text(encoding="utf-8")
     assert '<meta property="article:modified_time" content="2024-05-06' in first
     assert re.search(r"Last updated on\s+2024-05-06", first)
     untracked = (small_site / "book" / "bibliography.html").read_text(encoding="utf-8")
     assert "Last updated" not in untracked
+
+
+def test_site_without_an_address_names_no_picture(site):  # noqa: F811
+    if yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]:
+        pytest.skip("the site has an address")
+    assert not (site / "_static" / "card.png").exists()
+    for name in site_pages(site):
+        assert "og:image" not in (site / name).read_text(encoding="utf-8"), name
+
+
+def test_picture_of_the_site_shows_no_token_the_future():
+    import card
+
+    seen = ~card.weights().isnan()
+    assert torch.equal(seen, torch.ones(card.TOKENS, card.TOKENS).tril().bool())
+    assert torch.allclose(card.weights().nansum(-1), torch.ones(card.TOKENS))
+    assert card.wrapped("How decoder LLMs work") == "How decoder\nLLMs work"
 
 
 def test_sitemap_has_every_page_and_the_404_page_its_way_back(small_site):

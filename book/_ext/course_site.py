@@ -1,10 +1,11 @@
 """What this book needs of its site beside the theme.
 
-- A page is read, and so executed, again when a module of `course_llm` that its cells import has changed.
+- A page is read, and so executed, again when a module of `course_llm` that its cells import, or a file of
+  measurements that they read, has changed.
 - Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of the modules) and
   `chapter-cards` (the landing page).
 - The theme's links to the repository, from `repository.url`, left out while that is empty.
-- Descriptions and OpenGraph tags, a sitemap and a page for addresses that do not exist.
+- Descriptions and OpenGraph tags with a picture, a sitemap and a page for addresses that do not exist.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+import card
 import site_files
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -33,6 +35,7 @@ CODE_CELL = re.compile(r"^```+\{code-cell\}[^\n]*\n(.*?)^```+", re.MULTILINE | r
 IMPORT = re.compile(
     r"^\s*(?:from course_llm(?:\.(\w+))? import ([\w, ]+)|import course_llm\.(\w+))", re.MULTILINE
 )
+READ = re.compile(r"""["'](\.\./[\w./-]+\.json)["']""")  # a cell runs in its page's folder
 
 
 # ---- pages that are to be executed again ----
@@ -64,9 +67,16 @@ def module_files(names):
     return files
 
 
-def state_of_sources(text):
-    """A digest of the modules that a page's cells run on."""
-    files = module_files(named_modules("\n".join(CODE_CELL.findall(text))))
+def state_of_sources(text, folder):
+    """A digest of the modules that a page's cells run on, and of the files in JSON that they read.
+
+    Args:
+        text: the page's source.
+        folder: the page's, from which its cells name what they read.
+    """
+    code = "\n".join(CODE_CELL.findall(text))
+    files = module_files(named_modules(code))
+    files |= {path for name in READ.findall(code) if (path := folder / name).is_file()}
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.read_bytes())
@@ -77,7 +87,7 @@ def state_of_sources(text):
 
 
 def outdated_pages(app, env, added, changed, removed):
-    """Pages whose cells run on code that has changed since they were executed."""
+    """Pages whose cells run on code or data that has changed since they were executed."""
     imports.cache_clear()
     known = getattr(env, "course_sources", {})
     now = {}
@@ -85,7 +95,9 @@ def outdated_pages(app, env, added, changed, removed):
         path = Path(env.doc2path(page))
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
-            now[page] = state_of_sources(text) + (" ".join(api_modules(app)) if "```{api}" in text else "")
+            now[page] = state_of_sources(text, path.parent) + (
+                " ".join(api_modules(app)) if "```{api}" in text else ""
+            )
     env.course_sources = now
     outdated = [page for page, digest in now.items() if page in env.all_docs and known.get(page) != digest]
     for page in outdated:  # at once: a module may move from one page of the reference to another
@@ -283,6 +295,7 @@ def describe_page(app, page, template, context, doctree):
     }
     if base:
         tags["og:url"] = f"{base.rstrip('/')}/{page}.html"
+        tags |= card.tags(base)
     described = "".join(
         f'<meta property="{key}" content="{html.escape(value)}">' for key, value in tags.items()
     )

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import card
 import pydata_sphinx_theme
 import site_weight
 from sphinx.util import logging
@@ -95,6 +96,7 @@ def finish(app, error):
     write_entrance(folder, app)
     if base := app.config.html_baseurl:
         write_sitemap(folder, base, pages)
+        card.write(folder, app.config.html_title)
     check_links(folder, pages)
 
 
