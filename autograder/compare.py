@@ -79,6 +79,8 @@ def _tensor_difference(got: Any, want: Tensor, tolerance: Tolerance, what: str) 
         return None if wrong == 0 else f"{what} has {wrong} wrong of {want.numel()} entries"
     rtol, atol = tolerance.of(want.dtype)
     a, b = got.detach().double(), want.detach().double()
+    if torch.equal(a, b) or torch.allclose(a, b, rtol, atol):
+        return None
     if bool((a.isnan() & ~b.isnan()).any()):
         return f"{what} has NaN where there should be none"
     if bool((a.isinf() & (a != b)).any()):

@@ -73,7 +73,9 @@ class Course:
             except Exception as error:
                 raise CourseError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
         config.CourseDirectory.root = str(self.root)
-        config.Authenticator.plugin_class = NoAuthPlugin  # what an instructor does needs no JupyterHub to answer
+        config.Authenticator.plugin_class = (
+            NoAuthPlugin  # what an instructor does needs no JupyterHub to answer
+        )
         return NbGraderAPI(config=config)
 
     def release(self, stem: str) -> Path:
@@ -108,7 +110,9 @@ class Course:
                     assignment = assignment_in(gradebook, stem)
                     if assignment is None:
                         return None
-                    found = gradebook.db.query(SubmittedAssignment.student_id).filter_by(assignment=assignment)
+                    found = gradebook.db.query(SubmittedAssignment.student_id).filter_by(
+                        assignment=assignment
+                    )
                     self._recorded[stem] = {student for (student,) in found}
         return self._recorded[stem]
 

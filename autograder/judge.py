@@ -173,13 +173,17 @@ class Replay:
         return self.outcome
 
 
-def ask_ahead(
-    exercise: Exercise, backend: Backend, plan: list[tuple[Group, list[Expected]]]
-) -> dict[int, Replay]:
-    """Asks all single calls at once, by the identity of their case: crossing the wall costs more than the call."""
-    cases = [e.case for _, expected in plan for e in expected if e.case.run is None]
+@functools.cache
+def single_calls(exercise: Exercise, seed: int, public: bool) -> tuple[list[Case], list[tuple]]:
+    """The cases that are one call and need nothing from the grader, and the steps that they are."""
+    cases = [e.case for _, expected in prepared(exercise, seed, public) for e in expected if not e.case.run]
     single = [c for c in cases if not any(isinstance(v, Served) for v in (*c.args, *c.kwargs.values()))]
-    steps = [(c.kind, c.function or exercise.name, c.args, c.kwargs, c.options) for c in single]
+    return single, [(c.kind, c.function or exercise.name, c.args, c.kwargs, c.options) for c in single]
+
+
+def ask_ahead(exercise: Exercise, backend: Backend, seed: int, public: bool) -> dict[int, Replay]:
+    """Asks all single calls at once, by the identity of their case: crossing the wall costs more than the call."""
+    single, steps = single_calls(exercise, seed, public)
     return {id(c): Replay(outcome) for c, outcome in zip(single, backend.perform_many(steps), strict=True)}
 
 
@@ -196,7 +200,7 @@ def run_exercise(
     answered: dict[int, Replay] = {}
     if ahead:
         try:
-            answered = ask_ahead(exercise, backend, plan)
+            answered = ask_ahead(exercise, backend, seed, public)
         except BackendLost as error:
             lost = str(error)
     for group, cases in plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autograder import catalog
 
-JUDGING = ("autograder.judge", "autograder.spec", "autograder.compare", "autograder.screen", "autograder.grading", "autograder.pieces", "autograder.inside.engine", "autograder.inside.worker", "autograder.inside.meter", "autograder.inside.modules")  # fmt: skip
+JUDGING = ("autograder.judge", "autograder.spec", "autograder.compare", "autograder.screen", "autograder.grading", "autograder.pieces", "autograder.inside.engine", "autograder.inside.worker", "autograder.inside.meter", "autograder.inside.models", "autograder.inside.modules")  # fmt: skip
 
 
 @functools.cache

@@ -266,6 +266,7 @@ class Sandbox:
         self.isolate = isolate
         self.user = user
         self.chapter = chapter
+        self.packed: dict[int, tuple[list, bytes]] = {}
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
 
@@ -281,7 +282,7 @@ class Sandbox:
             self._control.close()
             self._control = None
         if self._process is not None:
-            try:  # it ends by itself when the control socket closes; then its processor time is accounted for
+            try:  # it ends by itself when the control socket closes
                 self._process.wait(2)
             except subprocess.TimeoutExpired:
                 self._process.kill()
@@ -447,7 +448,8 @@ class Worker:
             raise Mismatch(why)
         self._served.clear()
         self._cost = Cost() if kind == "measure" else None
-        self._send(*self._request(kind, target, args, kwargs or {}, options))
+        packer = Packer(special=self._hand_over)
+        self._send(packer, self._request(packer, kind, target, args, kwargs or {}, options))
         while True:
             answer, unpacker = self._receive()
             if answer.get("op") != "served":
@@ -455,21 +457,34 @@ class Worker:
             self._serve(answer, unpacker)
 
     def perform_many(self, steps: list[tuple[str, Any, tuple, dict, dict]]) -> list[Outcome]:
-        """Performs independent steps that need nothing from the grader: all are sent before the first answer is read."""
+        """Performs independent steps that need nothing from the grader, in one question.
+
+        The same list, asked again of another worker, is not packed again.
+        """
         self._cost = None
-        frames = (self._request(*step) for step in steps)
-        self._write(b"".join(packer.frame(skeleton) for packer, skeleton in frames))
-        return [self._outcome(step, *self._receive()) for step in steps]
+        kept = self.sandbox.packed.get(id(steps))
+        if kept is None:
+            packer = Packer()
+            requests = [self._request(packer, *step) for step in steps]
+            kept = steps, packer.frame({"op": "steps", "steps": requests})
+            self.sandbox.packed[id(steps)] = kept  # with the list itself, so that no other one has its id
+        self._write(kept[1])
+        answer, unpacker = self._receive()
+        answers = answer.get("answers")
+        if not isinstance(answers, list) or len(answers) != len(steps):
+            raise self._lost("The answer came back malformed.")
+        return [self._outcome(step, one, unpacker) for step, one in zip(steps, answers, strict=True)]
 
     def _request(
-        self, kind: str, target: Any, args: tuple, kwargs: dict, options: dict
-    ) -> tuple[Packer, dict]:
-        packer = Packer(special=self._hand_over)
-        return packer, {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
-                        "kwargs": packer.pack(kwargs), "options": options}  # fmt: skip
+        self, packer: Packer, kind: str, target: Any, args: tuple, kwargs: dict, options: dict
+    ) -> dict:
+        return {"op": "step", "kind": kind, "target": packer.pack(target), "args": packer.pack(args),
+                "kwargs": packer.pack(kwargs), "options": options}  # fmt: skip
 
     def _outcome(self, step: tuple, answer: dict, unpacker: Unpacker) -> Outcome:
         kind, _, args, kwargs, *_ = step
+        if not isinstance(answer, dict):
+            raise self._lost("The answer came back malformed.")
         error = self._error(answer.get("error"))
         if error is not None:
             return Outcome(error=error)

@@ -184,6 +184,9 @@ class Quiet:
 
     device = "cpu"
 
+    def __init__(self):
+        self.packed = {}
+
     def order(self, order):
         pass
 
@@ -223,6 +226,7 @@ answers = st.fixed_dictionaries(
         "args": nodes,
         "kwargs": nodes,
         "defined": json_values,
+        "answers": st.lists(st.fixed_dictionaries({"value": nodes | json_values, "changed": json_values}) | json_values, max_size=3),
     },
 )  # fmt: skip
 streams = st.binary(max_size=100) | st.builds(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autograder.inside.models import HistoryModel, RowModel, SameLogits
 from autograder.spec import Case, Exercise, Gen, Subject, call, scenario, served
 from course_llm import decoding as ref
 
@@ -54,17 +55,9 @@ def clear_min_p(g: Gen, probs: Tensor) -> float:
     return clear_threshold(g, probs.double() / probs.double().amax(dim=-1, keepdim=True))
 
 
-def history_model(g: Gen, vocab: int) -> Callable[[Tensor], Tensor]:
+def history_model(g: Gen, vocab: int) -> HistoryModel:
     """A language model whose logits depend on every token of the text and its place."""
-    last, past = g.randn(vocab, vocab).double(), g.randn(vocab, vocab).double()
-
-    def next_logits(ids: Tensor) -> Tensor:
-        logits = 1.5 * last[ids[:, -1]]
-        for j in range(ids.shape[1]):
-            logits = logits + math.cos(1.3 * j) * past[ids[:, j]]
-        return logits.float()
-
-    return next_logits
+    return HistoryModel(g.randn(vocab, vocab).double(), g.randn(vocab, vocab).double())
 
 
 def scripted_model(prompt: Tensor, vocab: int, texts: list[list[int]]) -> Callable[[Tensor], Tensor]:
@@ -814,13 +807,13 @@ def _(g: Gen):
     """Appends the most probable token, again and again, to the whole text."""
     for batch, seq, new in ((1, 1, 6), (3, 4, 5), (2, 7, 1), (4, 2, 8)):
         model, ids = history_model(g, 6), g.ints(0, 6, batch, seq)
-        yield call(served(model), ids, new).says(f"{batch} prompts of {seq} tokens")
+        yield call(model, ids, new).says(f"{batch} prompts of {seq} tokens")
     ids = g.ints(0, 6, 2, 3)
-    yield call(served(history_model(g, 6)), ids, 0).expect(ids).says("no new tokens")
+    yield call(history_model(g, 6), ids, 0).expect(ids).says("no new tokens")
     prompt, vocab, _eos, texts = ending_rows(g)
     yield call(served(scripted_model(prompt, vocab, texts)), prompt, 6).says("no end of text")
     named = {
-        "next_logits": served(history_model(g, 5)),
+        "next_logits": history_model(g, 5),
         "ids": g.ints(0, 5, 2, 2),
         "max_new_tokens": 3,
         "eos_id": None,
@@ -863,13 +856,9 @@ def _(g: Gen):
     """A tie goes to the lower token id."""
     last = g.tensor([[1.0, 3, 3, 0, 3, 0], [0, 0, 2, 2, 2, 1], [4, 1, 0, 4, 4, 4]])[:, g.perm(6)]
 
-    def tied(ids: Tensor) -> Tensor:
-        return last[ids[:, -1] % 3]
-
-    yield call(served(tied), g.ints(0, 6, 3, 2), 5)
-    yield call(served(lambda ids: torch.zeros(ids.shape[0], 8)), g.ints(0, 8, 2, 2), 2).says(
-        "all tokens equal"
-    )
+    tied = HistoryModel(last.repeat(2, 1).double(), torch.zeros(6, 6, dtype=torch.float64))
+    yield call(tied, g.ints(0, 6, 3, 2), 5)
+    yield call(SameLogits(torch.zeros(8)), g.ints(0, 8, 2, 2), 2).says("all tokens equal")
 
 
 def _loop(next_logits, ids, max_new_tokens, eos_id, choose, *, feed=lambda ids: ids, fill=True,
@@ -963,11 +952,6 @@ generate = Exercise("generate", ref, see="generate", seconds=25)
 ROWS, NEW = 128, 8
 
 
-def two_kinds(logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """A model whose every next token is drawn from logits that the row's first token chooses."""
-    return lambda ids: logits[ids[:, 0]]
-
-
 def draw(s: Subject, *args: Any, **kwargs: Any) -> Tensor:
     """Asks for a text; what is random stays out of the transcript, so that a diagnosis rests on what is judged."""
     text = s.ask("generate", *args, **kwargs)
@@ -982,24 +966,24 @@ def distribution_case(g: Gen, words: str, **settings: Any) -> Case:
     logits = torch.stack([first, first.roll(1)])
     prompt = torch.arange(ROWS)[:, None] % 2
     generator = torch.Generator().manual_seed(g.python.randrange(1 << 30))
+    want = ref.sampling_distribution(logits, **settings)
+    # both rows have the same probabilities once they are ranked
+    order = logits.argsort(dim=-1, descending=True)
+    p = want.gather(1, order)[0]
+    # 6 standard deviations: a right answer fails once in 500 million times
+    slack = 6 * (p * (1 - p) / (ROWS * NEW)).sqrt() + 2e-3
 
     def run(s: Subject) -> None:
-        text = draw(s, served(two_kinds(logits)), prompt, NEW, generator=generator, **settings)
+        text = draw(s, RowModel(logits), prompt, NEW, generator=generator, **settings)
         s.require(isinstance(text, Tensor) and text.shape == (ROWS, 1 + NEW), "the text has the wrong shape")
         s.require(bool((text[:, :1] == prompt).all()), "the text does not begin with the prompt")
         new = text[:, 1:]
         stuck = bool((new == new[:, :1]).all()) and not bool((new[::2] == new[:1]).all())
         s.require(not stuck, "every row repeats one token, its steps are not drawn one by one")
         counts = torch.stack([torch.bincount(text[kind::2, 1:].flatten(), minlength=4) for kind in (0, 1)])
-        want = ref.sampling_distribution(logits, **settings)
         removed = bool((counts[want == 0] > 0).any())
         s.require(not removed, "a token is drawn that truncation has removed")
-        # both rows have the same probabilities once they are ranked
-        order = logits.argsort(dim=-1, descending=True)
         share = counts.gather(1, order).sum(dim=0) / (ROWS * NEW)
-        p = want.gather(1, order)[0]
-        # 6 standard deviations: a right answer fails once in 500 million times
-        slack = 6 * (p * (1 - p) / (ROWS * NEW)).sqrt() + 2e-3
         s.require(bool(((share - p).abs() <= slack).all()), "tokens come too often or too rarely")
 
     return scenario(run).says(words)
@@ -1017,7 +1001,7 @@ def _(g: Gen):
 
     def flat(s: Subject) -> None:
         """Defaults, 64 equally probable tokens"""
-        model = served(lambda ids: torch.zeros(ids.shape[0], 64))
+        model = SameLogits(torch.zeros(64))
         text = draw(s, model, torch.zeros(32, 1).long(), 8, generator=generator)
         # 256 draws hit 63 of 64 tokens on average, and 50 or fewer less than once in a billion times
         s.require(len(text[:, 1:].unique()) > 50, "some tokens are never drawn")
@@ -1031,10 +1015,10 @@ def _(g: Gen):
 
     def greedy_case(words: str, **settings: Any) -> Case:
         model, ids = history_model(g, 6), g.ints(0, 6, 3, 4)
+        want = ref.greedy_decode(model, ids, 7)
 
         def run(s: Subject) -> None:
-            want = ref.greedy_decode(model, ids, 7)
-            text = draw(s, served(model), ids, 7, **settings)
+            text = draw(s, model, ids, 7, **settings)
             s.require(isinstance(text, Tensor) and text.shape == want.shape, "the text has the wrong shape")
             s.require(torch.equal(text, want), "the text is not the greedy one")
 
@@ -1045,7 +1029,7 @@ def _(g: Gen):
     yield greedy_case("k = 1", top_k=1, generator=torch.Generator().manual_seed(g.python.randrange(1 << 30)))
     yield greedy_case("a tiny p", top_p=0.01)
     ids = g.ints(0, 6, 2, 3)
-    yield call(served(history_model(g, 6)), ids, 0).expect(ids).says("no new tokens")
+    yield call(history_model(g, 6), ids, 0).expect(ids).says("no new tokens")
 
 
 @generate.group("independence", share=2)
@@ -1057,7 +1041,7 @@ def _(g: Gen):
 
     def run(s: Subject) -> None:
         """Equal prompts side by side"""
-        text = draw(s, served(two_kinds(logits)), torch.zeros(ROWS, 1).long(), NEW, generator=generator)
+        text = draw(s, RowModel(logits), torch.zeros(ROWS, 1).long(), NEW, generator=generator)
         new = text[:, 1:]
         slack = 6 * math.sqrt(same * (1 - same) / (ROWS * NEW // 2))
         rows = float((new[0::2] == new[1::2]).double().mean())
@@ -1082,7 +1066,7 @@ def _(g: Gen):
 
     def run(s: Subject) -> None:
         """Two generators in the same state, and others"""
-        model = served(two_kinds(logits))
+        model = RowModel(logits)
         first = draw(s, model, ids, 20, generator=state(seed))
         again = draw(s, model, ids, 20, generator=state(seed))
         s.require(torch.equal(first, again), "two generators in the same state give different texts")
@@ -1097,8 +1081,8 @@ def _(g: Gen):
 
     def without(s: Subject) -> None:
         """No generator"""
-        first = draw(s, served(two_kinds(logits)), ids, 20)
-        again = draw(s, served(two_kinds(logits)), ids, 20)
+        first = draw(s, RowModel(logits), ids, 20)
+        again = draw(s, RowModel(logits), ids, 20)
         s.require(not torch.equal(first, again), "without a generator two texts are the same")
 
     yield scenario(without)
@@ -1291,14 +1275,17 @@ def branching_model(
             probs[token] = p
         return probs.log()
 
+    start = spread({token: p for token, (p, _) in branches.items()})
+    certain, open_end = [spread({token: sure}) for token in range(vocab)], spread({})
+
     def next_logits(ids: Tensor) -> Tensor:
         step = ids.shape[1] - prompt.shape[1]
         if step <= 0:
-            return spread({token: p for token, (p, _) in branches.items()}).expand(ids.shape[0], -1).clone()
+            return start.repeat(ids.shape[0], 1)
         rows = []
         for first in ids[:, prompt.shape[1]].tolist():
             _, text = branches.get(first, (0, []))
-            rows.append(spread({text[min(step, len(text)) - 1]: sure} if text else {}))
+            rows.append(certain[text[min(step, len(text)) - 1]] if text else open_end)
         return torch.stack(rows)
 
     return next_logits
@@ -1306,7 +1293,8 @@ def branching_model(
 
 def beam_case(model: Callable, prompt: Tensor, *args: Any, **kwargs: Any) -> Case:
     # scores are sums of float32 log-probabilities, returned as Python floats
-    return call(served(model), prompt, *args, **kwargs).close(rtol=1e-4, atol=1e-4)
+    asked = model if isinstance(model, HistoryModel) else served(model)
+    return call(asked, prompt, *args, **kwargs).close(rtol=1e-4, atol=1e-4)
 
 
 @beam_search.group("no end of text", share=3)
@@ -1355,7 +1343,7 @@ def _(g: Gen):
         return None if right else "the score is not the sum of the log-probabilities"
 
     logits = torch.tensor([0.0, 0.5, -1.0], dtype=torch.bfloat16)
-    model = served(lambda ids: logits.expand(ids.shape[0], 3))
+    model = SameLogits(logits)
     yield call(model, prompt, 1, 100).judge(long_sum).says("a long text, bfloat16 logits")
 
 

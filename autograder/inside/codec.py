@@ -121,7 +121,9 @@ class Packer:
             and _is_dense_enough(tensor.shape, tensor.stride())
         ):
             node["stride"] = list(tensor.stride())
-        self.tensors.append(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+        if tensor.device.type != "cpu" or tensor.is_neg() or not tensor.is_contiguous():
+            tensor = tensor.resolve_neg().cpu().contiguous()
+        self.tensors.append(tensor)
         return node
 
     def frame(self, skeleton: Any) -> bytes:

@@ -104,10 +104,9 @@ def same_tree(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        same = a == b
-        if a.is_floating_point():
-            same = same | (a.isnan() & b.isnan())
-        return bool(same.all())
+        if torch.equal(a, b):
+            return True
+        return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same_tree(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
@@ -159,8 +158,11 @@ def _may_hold(value: Any) -> bool:
 class Engine:
     """Runs steps on `namespace`, the names an answer has defined; keeps the objects that steps create."""
 
-    def __init__(self, namespace: dict[str, Any]):
+    def __init__(self, namespace: dict[str, Any], fresh: bool = False):
         self.namespace = namespace
+        self.fresh = (
+            fresh  # whether arguments are made for one step only, so that an answer may have them as they are
+        )
         self.objects: list[Any] = []
 
     def perform(
@@ -181,7 +183,8 @@ class Engine:
 
     def step_call(self, target: Any, args: tuple, kwargs: dict, no_grad: bool = False) -> Outcome:
         function = self._resolve(target)
-        given = self._live((args, kwargs), clone_tree((args, kwargs), Tensor.clone))
+        handed = (args, kwargs) if self.fresh else clone_tree((args, kwargs), Tensor.clone)
+        given = self._live((args, kwargs), handed)
         before = clone_tree(given, Tensor.clone)
         with torch.no_grad() if no_grad else contextlib.nullcontext():
             value = function(*given[0], **given[1])

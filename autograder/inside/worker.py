@@ -12,6 +12,9 @@ from torch import Tensor
 
 from autograder.inside.codec import HEADER, Opaque, Packer, Unpacker, frame_lengths
 from autograder.inside.engine import Engine, Outcome, clone_tree, describe_error, tensors_in
+from autograder.inside.models import MODELS
+
+MAX_UNSENT_BYTES = 1 << 18
 
 _template: dict[str, Any] = {}
 
@@ -38,6 +41,7 @@ class Channel:
     def __init__(self, sock: socket.socket):
         self.sock = sock
         self._unread = bytearray()
+        self._unsent = bytearray()
 
     def read(self) -> tuple[bytes, bytes]:
         json_bytes, tensor_bytes = frame_lengths(self._exactly(HEADER.size))
@@ -45,6 +49,7 @@ class Channel:
 
     def _exactly(self, count: int) -> bytes:
         while len(self._unread) < count:
+            self._flush()  # nothing more is here to be answered
             part = self.sock.recv(1 << 18)
             if not part:
                 raise EOFError
@@ -54,7 +59,15 @@ class Channel:
         return part
 
     def write(self, packer: Packer, skeleton: Any) -> None:
-        self.sock.sendall(packer.frame(skeleton))
+        """Keeps a frame until there is nothing left to read: many small answers cross together."""
+        self._unsent += packer.frame(skeleton)
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent:
+            self.sock.sendall(self._unsent)
+            self._unsent.clear()
 
 
 class Remote:
@@ -159,7 +172,7 @@ class Service:
         self.channel = channel
         self.namespace = dict(_template)
         self.cells = Cells(self.namespace)
-        self.engine = Engine(self.namespace)
+        self.engine = Engine(self.namespace, fresh=True)
 
     def serve(self) -> None:
         while True:
@@ -181,7 +194,12 @@ class Service:
             elif request["op"] == "names":
                 self._answer({"defined": [n for n in request["names"] if n in self.namespace]})
             else:
-                self._answer_step(request, unpacker)
+                packer = Packer()
+                if request["op"] == "step":
+                    answer = self._performed(request, unpacker, packer)
+                else:
+                    answer = {"answers": [self._performed(r, unpacker, packer) for r in request["steps"]]}
+                self.channel.write(packer, answer)
 
     def ask_grader(self, number: int | str, args: tuple, kwargs: dict) -> Any:
         packer = Packer()
@@ -203,16 +221,16 @@ class Service:
         raised = describe_error(error)
         return {"error": {"types": list(raised.types), "line": raised.line}}
 
-    def _answer_step(self, request: dict, unpacker: Unpacker) -> None:
+    def _performed(self, request: dict, unpacker: Unpacker, packer: Packer) -> dict:
         args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])
         target = unpacker.unpack(request["target"])
         outcome = self.engine.perform(request["kind"], target, args, kwargs, **request["options"])
-        packer = Packer()
+        before = len(packer.tensors)
         try:
-            answer = self._describe(packer, outcome)
+            return self._describe(packer, outcome)
         except BaseException as error:  # an object that cannot even be looked at
-            packer, answer = Packer(), {"error": {"types": list(describe_error(error).types), "line": None}}
-        self.channel.write(packer, answer)
+            del packer.tensors[before:]
+            return {"error": {"types": list(describe_error(error).types), "line": None}}
 
     def _describe(self, packer: Packer, outcome: Outcome) -> dict:
         if outcome.error is not None:
@@ -237,7 +255,7 @@ class Service:
         return None
 
     def _dataclass(self, name: str, fields: dict) -> Any:
-        return self.namespace[name](**fields)
+        return (MODELS.get(name) or self.namespace[name])(**fields)
 
 
 def serve(sock: socket.socket) -> None:
