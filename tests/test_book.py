@@ -1,5 +1,6 @@
 """The site builds without a warning, works offline, and can be read by everyone."""
 
+import base64
 import functools
 import gzip
 import http.server
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from xml.dom import minidom
 
 import pytest
+import yaml
 
 from tests.book_site import ROOT, browser, chapter_pages, site, site_pages  # noqa: F401
 
@@ -259,6 +261,11 @@ def test_quiz_takes_text_that_yaml_would_not():
         (r"\operatorname*{arg\,max}_w", "<munder><mo"),
         (r"f'(x)", "<msup><mi>f</mi><mo>′</mo></msup>"),
         (r"\left( \frac{1}{2} \right)", 'stretchy="true"'),
+        (
+            r"\begin{cases} a & b \\[2pt] c & d \end{cases}",
+            '<mtr><mtd style="text-align:left"><mi>c</mi></mtd>',
+        ),
+        (r"\begin{aligned} a \\ [2] \end{aligned}", "<mn>2</mn>"),
         (r"\mathcal{L} < \hat{y}", "<mi>ℒ</mi><mo>&lt;</mo>"),
     ],
 )
@@ -278,6 +285,121 @@ def test_an_equation_that_is_not_understood_is_an_error(tex):
 
     with pytest.raises(ValueError, match=r"known|early|unexpected|ends|closed|expected"):
         to_mathml(tex)
+
+
+def test_font_of_equations_is_in_the_style_sheet_and_draws_roots(site, page):  # noqa: F811
+    from fontTools.ttLib import TTFont
+
+    font = site / "_static" / "math.woff2"
+    assert 0x221A in TTFont(font).getBestCmap()
+    css = (site / "_static" / "site.css").read_text(encoding="utf-8")
+    assert base64.b64encode(font.read_bytes()).decode() in css
+    assert "math.woff2" not in css and "icons.woff2" not in css, "a font comes after the page"
+    page.goto(address(site, "book/attention.html"))
+    assert page.evaluate("document.fonts.check('16px \"Book Math\"')")
+    root, inside = page.evaluate(
+        "(() => { const root = document.querySelector('msqrt');"
+        "return [root, root.firstElementChild].map((node) => node.getBoundingClientRect().width); })()"
+    )
+    assert root > inside + 4, "the sign of the root has no width"
+
+
+def test_no_line_ends_between_an_equation_and_its_signs():
+    import site_files
+
+    equation = '<span class="math notranslate nohighlight"><math alttext="d"><mi>d</mi></math></span>'
+    page = f"<p>A head ({equation} wide), {equation} and {equation}.</p>"
+    once = site_files.mended(page)
+    assert once == (
+        f'<p>A head <span class="math-word">({equation}</span> wide), {equation} and '
+        f'<span class="math-word">{equation}.</span></p>'
+    )
+    assert site_files.mended(once) == once
+
+
+# ---- how a chapter is built ----
+
+
+def chapter_sources():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    return [ROOT / f"{entry['file']}.md" for entry in toc["parts"][0]["chapters"]]
+
+
+@pytest.mark.parametrize("path", chapter_sources(), ids=lambda path: path.stem)
+def test_chapter_opens_with_question_aims_and_picture_and_closes_alike(path):
+    text = path.read_text(encoding="utf-8")
+    code = r"^(`{3,}|:{3,}).*?^\1[ ]*$"
+    sections = re.findall(r"^## (.+)$", re.sub(code, "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    assert sections[-4:] == ["Summary", "Quiz", "Exercises", "Further reading"]
+    opening = text[: text.index(f"## {sections[0]}\n")]
+    question, aims, picture = (
+        re.search(pattern, opening)
+        for pattern in (r"\*\*[^*]+\?\*\*", r"After .+ you can\n\n- ", r"^show\(|\nshow\(")
+    )
+    assert question.start() < aims.start() < picture.start()
+    closing = text[text.index("## Summary\n") :]
+    assert closing.count("- question:") >= 5
+    assert f"]({path.stem}_exercises.md)" in closing
+    assert len(re.findall(r"^- .*\{cite:[pt]\}`", closing, re.MULTILINE)) >= 3
+
+
+def test_cards_show_the_question_of_each_chapter(site):  # noqa: F811
+    text = (site / "book" / "index.html").read_text(encoding="utf-8")
+    cards = re.findall(r'<div class="chapter-card docutils container">(.*?)</div>', text, re.DOTALL)
+    assert len(cards) == len(chapter_sources())
+    for card in cards:
+        assert re.search(r"<p>[^<]{40,}\?</p>", card), card
+
+
+# ---- what cells print ----
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("name   layers\nGPT-2      12\nGPT-3      96\n", True),
+        ("tensor([[1., 0.],\n        [1., 1.]])\n", True),
+        ("one line   with room\n", False),
+        ("A text that a model wrote.\nAnother one.\n", False),
+        (f"a  {'b' * 120}\nc  d\n", False),
+    ],
+)
+def test_printed_columns_are_told_from_printed_text(text, columns):
+    import course_site
+
+    assert course_site.are_columns(text) == columns
+
+
+def test_printed_columns_keep_their_lines_on_a_phone(site, browser):  # noqa: F811
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    one = context.new_page()
+    one.goto(address(site, "book/kv_cache.html"))
+    one.add_style_tag(content=LAID_OUT)
+    spaces = one.evaluate(
+        "[...document.querySelectorAll('.output.columns pre')].map((pre) => getComputedStyle(pre).whiteSpace)"
+    )
+    assert len(spaces) >= 5 and set(spaces) == {"pre"}
+    context.close()
+
+
+# ---- layout ----
+
+SHIFTS = (
+    "window.shifts = []; new PerformanceObserver((list) => list.getEntries().forEach((entry) => "
+    "window.shifts.push(entry.value))).observe({type: 'layout-shift', buffered: true});"
+)
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1350])
+def test_nothing_moves_while_a_page_loads(site, browser, width):  # noqa: F811
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    context.add_init_script(SHIFTS)
+    one = context.new_page()
+    for name in ("book/index.html", "book/decoding.html", "book/decoding_exercises.html", "book/api.html"):
+        one.goto(address(site, name))
+        one.wait_for_timeout(600)
+        assert one.evaluate("window.shifts.reduce((sum, one) => sum + one, 0)") < 0.005, name
+    context.close()
 
 
 # ---- execution and links ----

@@ -316,7 +316,7 @@ def test_rules_that_cannot_match_are_left_out(selector, kept):
     assert ".gone b" not in result and "@font-face" in result
 
 
-def test_pages_load_one_style_sheet_and_no_font_whole(site):  # noqa: F811
+def test_pages_load_one_style_sheet_with_small_fonts(site):  # noqa: F811
     for name in site_pages(site):
         text = (site / name).read_text(encoding="utf-8")
         sheets = re.findall(r'<link (?=[^>]*rel="stylesheet")[^>]*href="([^"?]+)', text)

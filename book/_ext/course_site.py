@@ -2,6 +2,7 @@
 
 - A page is read, and so executed, again when a module of `course_llm` that its cells import, or a file of
   measurements that they read, has changed.
+- Printed columns keep their lines, printed text wraps.
 - Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of the modules) and
   `chapter-cards` (the landing page).
 - The theme's links to the repository, from `repository.url`, left out while that is empty.
@@ -111,6 +112,24 @@ def api_modules(app):
     names = sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__))
     chapters = {path.stem for path in Path(app.srcdir, "solutions").glob("*.py")}
     return [name + "*" * (name in chapters) for name in names if not name.startswith("_")]
+
+
+# ---- what cells print ----
+
+LONGEST_ROW = 110  # in characters
+
+
+def are_columns(text):
+    """Whether printed lines stand below each other for a reason: a table, or a tensor of several rows."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    aligned = [line for line in lines if "  " in line.rstrip()]
+    return len(lines) > 1 and max(map(len, lines)) <= LONGEST_ROW and 2 * len(aligned) >= len(lines)
+
+
+def mark_columns(app, doctree):
+    for block in doctree.findall(nodes.literal_block):
+        if "output" in block["classes"] and are_columns(block.astext()):
+            block["classes"].append("columns")
 
 
 # ---- the theme ----
@@ -226,7 +245,7 @@ def fill_cards(app, doctree, page):
 
 
 def opening(env, page):
-    """A page's first sentences, its description in cards and to search engines."""
+    """The question in bold that a page opens with, or its first sentences: its description in cards and to search engines."""
     return env.metadata.get(page, {}).get("course_opening", "")
 
 
@@ -244,6 +263,8 @@ def plain_words(paragraph):
 def keep_opening(app, doctree):
     for paragraph in doctree.findall(nodes.paragraph):
         if isinstance(paragraph.parent, nodes.section) and (text := plain_words(paragraph)):
+            asked = [strong.astext() for strong in paragraph.findall(nodes.strong)]
+            text = next((" ".join(words.split()) for words in asked if words.endswith("?")), text)
             sentences = re.split(r"(?<=[.?!])\s", text)
             words = ""
             for sentence in sentences:
@@ -336,6 +357,7 @@ def setup(app):
     app.connect("env-get-outdated", outdated_pages)
     app.connect("source-read", write_exercise_sheet)
     app.connect("doctree-read", keep_opening)
+    app.connect("doctree-read", mark_columns)
     app.connect("doctree-resolved", fill_cards)
     app.connect("autodoc-process-docstring", plain_docstring, priority=100)  # before napoleon
     app.connect("html-page-context", describe_page)

@@ -16,6 +16,8 @@ TOKEN = re.compile(
     r"%[^\n]*|\s+|(?P<number>\d+(?:\{,\}\d{3})*(?:\.\d+)?)|(?P<command>\\(?:operatorname\*|[A-Za-z]+|.))|(?P<char>.)",
     re.DOTALL,
 )
+# the room that LaTeX leaves below a row, as in `\\[2pt]`: the style sheet has its own
+ROW_SPACE = re.compile(r"\\\\\[-?[\d.]+(?:pt|em|ex|mm|cm)\]")
 
 GREEK = dict(
     zip(
@@ -172,7 +174,7 @@ def table(rows, kind, alignment=""):
 
 class Parser:
     def __init__(self, tex):
-        self.tex = tex
+        self.tex = tex = ROW_SPACE.sub(r"\\\\", tex)
         self.tokens = [(m.group(), m.start()) for m in TOKEN.finditer(tex) if m.lastgroup]
         self.at = 0
         self.font = "it"

@@ -64,6 +64,11 @@ MENDED = [
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
 ]
+# no line ends between an equation and the sign before or behind it
+INLINE_MATH = re.compile(
+    r'([(\[“‘]*)(<span class="math notranslate nohighlight"><math(?:(?!</math>).)*</math></span>)([,.;:!?)\]”’]*)',
+    re.DOTALL,
+)
 # a second title and table of contents, for print alone
 PRINT_HEADER = re.compile(r'<div id="jb-print-docs-body".*?(?=<div id="searchbox">)', re.DOTALL)
 WITHOUT_SOURCE = ("404", "index", "search")
@@ -149,7 +154,15 @@ def mended(page):
     """Returns a page without the faults of its theme that axe-core finds, and with one title."""
     for pattern, replacement in MENDED:
         page = pattern.sub(replacement, page)
+    if 'class="math-word"' not in page:  # a page that an earlier build has mended is left as it is
+        page = INLINE_MATH.sub(with_its_signs, page)
     return PRINT_HEADER.sub("", page)
+
+
+def with_its_signs(match):
+    before, equation, behind = match.groups()
+    word = f"{before}{equation}{behind}"
+    return f'<span class="math-word">{word}</span>' if before or behind else word
 
 
 def picture_file(match, path, folder):

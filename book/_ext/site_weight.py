@@ -1,9 +1,11 @@
-"""One small style sheet and small fonts in the place of all that the theme brings.
+"""One small style sheet with small fonts in it, in the place of all that the theme brings.
 
 The theme's style sheets know every widget of its framework and two thousand icons. The rules that cannot meet anything
-on the site go, and so do the glyphs that no page shows; what is left comes as one file.
+on the site go, and so do the glyphs that no page shows; what is left comes as one file. The fonts are in it, for a font
+that comes later moves the page, or is left out: then equations are set in a font that was not made for them.
 """
 
+import base64
 import hashlib
 import html
 import io
@@ -51,6 +53,7 @@ def bundle_styles(folder, texts):
     css = with_small_icons(css, static)
     fit_math_font(static / MATH_FONT, texts.values())
     shutil.rmtree(static / "vendor", ignore_errors=True)  # the icon fonts, whole
+    css = with_fonts_inside(css, static)
     (static / BUNDLE).write_text(f"/* {' '.join(names)} */\n{css}", encoding="utf-8")
     version = hashlib.sha256(css.encode()).hexdigest()[:8]
     return {path: one_sheet(text, version) for path, text in texts.items()}
@@ -167,9 +170,18 @@ def with_small_icons(css, static):
 
 
 def fit_math_font(target, texts):
-    """Keeps in the font of equations what the equations show."""
+    """Keeps in the font of equations what the equations show; a root's sign is drawn, and stands in no text."""
     shown = {char for text in texts for math in MATH.findall(text) for char in html.unescape(math)}
-    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | set("0123456789+-=()[]|,.")})
+    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | set("0123456789+-=()[]|,.√")})
+
+
+def with_fonts_inside(css, static):
+    """A style sheet that holds the small fonts itself; they are kept beside it for the next build."""
+    for name in (ICON_FONT, MATH_FONT):
+        if (static / name).exists():
+            data = base64.b64encode((static / name).read_bytes()).decode()
+            css = css.replace(f'url("{name}")', f'url("data:font/woff2;base64,{data}")')
+    return css
 
 
 def save_subset(source: Path, target: Path, points):

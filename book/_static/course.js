@@ -22,14 +22,16 @@ document.querySelectorAll(".quiz").forEach((quiz) => {
 });
 
 // What scrolls in itself can be reached with the keyboard. Only what has been laid out is asked for its size.
-const BOXES = "pre, .cell_output > .output, div.math, .bd-article table, .live-figure .scroll";
+const BOXES = "pre, .cell_output > .output, .math, .course-figure, .bd-article table, .live-figure .scroll";
+const NAMES = { math: "Equation", "course-figure": "Figure", scroll: "Table" };
 const reachable = (box) => {
   const scrolls = box.scrollWidth > box.clientWidth || (box.matches("pre, .output") && box.scrollHeight > box.clientHeight);
   if (!scrolls || box.hasAttribute("tabindex")) return;
   box.tabIndex = 0;
-  if (box.matches("div.math, .scroll")) {
+  const name = Object.keys(NAMES).find((kind) => box.classList.contains(kind));
+  if (name) {
     box.setAttribute("role", "group");
-    box.setAttribute("aria-label", box.matches(".math") ? "Equation" : "Table");
+    box.setAttribute("aria-label", NAMES[name]);
   }
 };
 window.addEventListener("load", () => {
