@@ -8,6 +8,7 @@ import sys
 from autograder.commands import (
     EXIT_FAILURE,
     EXIT_USAGE,
+    NOTHING_KEPT,
     Failure,
     Parser,
     UsageError,
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.modules.setdefault("rfc3987_syntax", None)
     # nbgrader logs there what it then raises; it is said in our own words
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
+    arguments = None
     try:
         arguments = parser().parse_args(argv)
         return arguments.run(arguments)
@@ -45,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        print("course-llm: interrupted; what was finished is kept, run it again to go on", file=sys.stderr)
+        kept = getattr(arguments, "interrupted", NOTHING_KEPT)
+        print(f"course-llm: interrupted; {kept(arguments) if callable(kept) else kept}", file=sys.stderr)
         return 130
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""

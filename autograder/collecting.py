@@ -13,8 +13,9 @@ from autograder import catalog
 from autograder.archives import MemberError, Source, SourceError
 from autograder.clones import commit_time
 from autograder.platforms import Finding, Work, canvas, form_of, github, grouped, moodle, plain, safe_id
-from autograder.roster import People, fold
+from autograder.roster import People, fold, number, same_name
 from autograder.staging import Staging
+from autograder.submission import SubmissionError, grade_id, parse_notebook
 
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 
@@ -28,6 +29,8 @@ class Listing:
     findings: list[Finding]
     passed_over: list[tuple[str, str]]
     without_work: list[str] = dataclasses.field(default_factory=list)
+    no_one_known: bool = False
+    """There is a roster, and nobody who handed in is in it."""
 
     @property
     def collected(self) -> list[Finding]:
@@ -68,18 +71,34 @@ def examine(source: Source, stem: str, form: str = "auto", roster: People | None
     if not findings:
         raise SourceError(f"{source.path} holds no submissions in the layout that {form} gives; see course-llm collect --help")  # fmt: skip
     listing = Listing(source.path, form, findings, [*left, *source.passed_over])
+    for finding in findings:
+        distrust_number(finding, [people for people in (roster, times) if people])
     name_students(listing, roster)
     for finding in findings:
         choose(finding, stem, form)
+        look_into(finding, source, stem)
         note_time(finding, times, source)
     if roster:
         there = {f.student for f in findings}
         listing.without_work = [p.student for p in roster.people if p.student not in there]
+        listing.no_one_known = len(listing.without_work) == len(roster.people)
     findings.sort(key=lambda f: f.student)
     return listing
 
 
 # who is it
+
+
+def distrust_number(finding: Finding, tables: list[People]) -> None:
+    """Forgets Moodle's number of a participant where a table gives it to somebody of another name.
+
+    Moodle numbers the participants of every assignment anew: the table is another assignment's, and would give one student another's work.
+    """
+    for key in [key for key in finding.keys if key[0] == "moodle"]:
+        owners = [p for people in tables for p in people.index.get(key, []) if p.name]
+        if any(not same_name(p.name, finding.name) for p in owners):
+            finding.keys.remove(key)
+            finding.remarks.append("told by the name: the table numbers the participants otherwise, as another assignment's does")
 
 
 def name_students(listing: Listing, roster: People | None) -> None:
@@ -167,6 +186,24 @@ def choose_from(finding: Finding, pool: list[Work], stem: str, form: str, named:
         finding.remarks.append(f"the last of {len(pool)} attempts")
 
 
+def look_into(finding: Finding, source: Source, stem: str) -> None:
+    """Remarks on a notebook that will get no points whatever is in it: it is broken, or another chapter's."""
+    if not finding.chosen:
+        return
+    try:
+        data = parse_notebook(source.read(finding.chosen.entry).decode("utf-8-sig"), finding.chosen.name)
+    except UnicodeDecodeError:
+        finding.remarks.append(f"{finding.chosen.name} is not UTF-8 text")
+    except SubmissionError as error:
+        finding.remarks.append(str(error))
+    except MemberError:  # `store` says so, and leaves it out
+        return
+    else:
+        ids = {grade_id(cell) for cell in data["cells"]} - {None}
+        if ids and not ids & {entry.name for entry in catalog.chapter(stem).entries}:
+            finding.remarks.append(f"it holds no exercise of {stem}")
+
+
 def newness(work: Work, form: str, named: bool) -> tuple:
     """What makes one file later than another. A zip's own times are those of the download and say nothing."""
     changed = work.entry.changed_s if form == "folder" else 0.0
@@ -181,6 +218,11 @@ def newness(work: Work, form: str, named: bool) -> tuple:
 def note_time(finding: Finding, times: People | None, source: Source) -> None:
     """Notes when a student handed in: from a table, else from a file timestamp.txt, else, for a clone, from its last commit."""
     person = times.find([("student", fold(finding.student)), *finding.keys]) if times else None
+    participant = number(person.says.get("moodle", "")) if person else ""
+    foreign = participant not in ("", finding.ids.get("moodle", participant))
+    if foreign:
+        person = None
+        finding.remarks.append("no time: the table of times is another assignment's, by the participants' numbers")
     stamp = next((w for w in finding.further if w.name == "timestamp.txt"), None)
     if person:
         finding.time, finding.time_from = person.time, "table"
@@ -197,7 +239,7 @@ def note_time(finding: Finding, times: People | None, source: Source) -> None:
     elif finding.repository and finding.chosen:
         finding.time = commit_time(finding.repository)
         finding.time_from = "commit" if finding.time else ""
-    if times and not person:
+    if times and not person and not foreign:
         finding.remarks.append("no time in the table of times")
     if finding.late and not finding.time:
         finding.remarks.append("late, says Canvas")

@@ -2,8 +2,10 @@
 
 Thin over nbgrader: its API makes the files and owns the gradebook. Only grading is written here a second time, because a class is graded
 many times faster when each submission does not pay for nbgrader's conversions; it leaves the same gradebook and the same files
-(a test compares the two).
+(a test compares the two). What grades imports torch, which takes seconds, and is imported where it is used.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -14,16 +16,19 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 
-from autograder import catalog, notebooks, put_scripts_on_path
+from autograder import catalog, put_scripts_on_path
 from autograder.catalog import Chapter
 from autograder.gradebook import graded_points, save_grades, set_points, take_late_penalty
-from autograder.grading import ExerciseReport, Options, SubmissionReport
-from autograder.rules import rules_fingerprint
 from autograder.submission import SubmissionError, parse_notebook, read_text
+
+if TYPE_CHECKING:
+    from autograder.grading import Options, SubmissionReport
+
+OURS = "course_llm"  # in a notebook's metadata: its report
 
 CONFIG = """\
 # Configuration of nbgrader for this course folder. Add your own settings below.
@@ -47,7 +52,7 @@ class Course:
         if not (self.root / "nbgrader_config.py").exists():
             if not create:
                 raise CourseError(
-                    f"{root} is not a course folder; make it with: course-llm release STEM --course {root}"
+                    f"{root} is not a course folder (it has no nbgrader_config.py); make it with: course-llm release STEM --course {root}"
                 )
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -78,8 +83,14 @@ class Course:
         )
         return NbGraderAPI(config=config)
 
+    def is_set_up(self) -> bool:
+        """Whether nbgrader's own commands grade in the sandbox here; they would run what students wrote with the instructor's rights."""
+        return "autograde_preprocessors" in self.api().config.Autograde
+
     def release(self, stem: str) -> Path:
         """Writes the assignment into source/ and has nbgrader make the release version and the gradebook's entry."""
+        from autograder import notebooks
+
         chapter = catalog.chapter(stem)
         self.recorded(stem)  # a database that does not answer is told in one line
         source = self.root / "source" / stem
@@ -164,15 +175,17 @@ class Course:
 
         with self.graded_book(stem) as gradebook:
             plugin = CsvExportPlugin()
-            plugin.to = str(target)
+            temporary = target.with_name(f".{target.name}.tmp")
+            plugin.to = str(temporary)
             plugin.assignment = [stem]
             plugin.export(gradebook)
+            os.replace(temporary, target)
         return target
 
     @contextlib.contextmanager
     def graded_book(self, stem: str) -> Iterator[Any]:
-        """Opens the gradebook to read an assignment's grades."""
-        if not self.released(stem):
+        """Opens the gradebook to read an assignment's grades, of which it has to have some."""
+        if not (self.released(stem) and self.recorded(stem)):
             raise CourseError(f"{self.root} has no grades for {stem}; first run: course-llm grade {stem} FOLDER --course {self.root}")  # fmt: skip
         with self._gradebook_errors(), self.api().gradebook as gradebook:
             yield gradebook
@@ -214,6 +227,20 @@ class Course:
         found, report = stored_report(path)
         known = report is not None and found == fingerprint and student in (self.recorded(stem) or ())
         return report if known else None  # a new gradebook does not know what was graded into an old one
+
+    def waiting(self, stem: str) -> list[str]:
+        """The students whose work is collected, and not graded yet in the form in which it was collected last."""
+        try:
+            files = self.submitted(stem) if (self.root / "submitted").is_dir() else {}
+        except SubmissionError:
+            return []
+        known = self.recorded(stem) or ()
+        found = []
+        for student, path in files.items():
+            _, _, content = kept_in(self.root / "autograded" / student / stem / f"{stem}.ipynb")[0].partition(":")
+            if student not in known or (content and content != content_digest(path)):
+                found.append(student)
+        return found
 
     def reports(self, stem: str) -> list[SubmissionReport]:
         """The reports of all submissions that have been graded."""
@@ -268,6 +295,8 @@ class GradeWriter:
 
     def write(self, report: SubmissionReport, path: Path, fingerprint: str) -> None:
         """Saves one submission's grades; the notebook comes last, so that a killed run grades it again."""
+        from autograder import notebooks
+
         try:
             data = parse_notebook(read_text(path), path.name)
             notebook, _ = notebooks.rebuilt(data, self.chapter)
@@ -314,16 +343,25 @@ class GradeWriter:
 
 def stored_report(path: Path) -> tuple[str, SubmissionReport | None]:
     """The report that an autograded notebook keeps, and the fingerprint of what it was graded by."""
-    try:
-        ours = json.loads(path.read_text())["metadata"][notebooks.OURS]
-        fingerprint, data = ours["fingerprint"], ours["report"]
-    except (OSError, ValueError, KeyError, TypeError):
+    fingerprint, data = kept_in(path)
+    if data is None:
         return "", None
+    from autograder.grading import ExerciseReport, SubmissionReport
+
     exercises = [ExerciseReport(**e) for e in data["exercises"]]
     report = SubmissionReport(
         data["submission"], exercises, data["error"], data["remarks"], data["elapsed_s"], data["sandboxed"]
     )
     return fingerprint, report
+
+
+def kept_in(path: Path) -> tuple[str, dict | None]:
+    """The fingerprint and the report in an autograded notebook's metadata, as they stand there."""
+    try:
+        ours = json.loads(path.read_text())["metadata"][OURS]
+        return str(ours["fingerprint"]), ours["report"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", None
 
 
 def timestamp_of(folder: Path) -> Any:
@@ -358,14 +396,21 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def fingerprint(path: Path, stem: str, options: Options) -> str:
-    """Changes when the submission, the checks, the reference or the options change."""
+    """Changes when the checks, the reference or the options change, and behind a colon when the submission does."""
+    from autograder.rules import rules_fingerprint
+
     digest = hashlib.sha256(rules_fingerprint(stem).encode())
     digest.update(json.dumps([options.seed, options.device, options.isolate]).encode())
+    return f"{digest.hexdigest()}:{content_digest(path)}"
+
+
+def content_digest(path: Path) -> str:
+    """The digest of a submission's bytes; that of nothing where there is no file of its own."""
     with contextlib.suppress(OSError):
         if path.is_file() and not path.is_symlink():
             with open(path, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256().hexdigest()
 
 
 logging.getLogger("nbgrader").setLevel(logging.ERROR)

@@ -68,13 +68,14 @@ def read_grades(gradebook: Any, chapter: Chapter, record: dict, roster: People |
 
     assignment = gradebook.find_assignment(chapter.stem)
     listed = {p.student: p.says for p in roster.people} if roster else {}
+    known_by = recognised([s.id for s in gradebook.students], record, roster) if roster else {}
     grades = {}
     for student in gradebook.students:
         noted = record.get(student.id, {})
         ours = {"first": student.first_name, "last": student.last_name, "email": student.email, "canvas": student.lms_user_id}  # fmt: skip
         known = {k: v for k, v in ours.items() if v}
         says = {"name": noted.get("name", "")} if noted.get("form") == "moodle" else {}
-        says |= known | listed.get(student.id, {}) | noted.get("ids", {})
+        says |= known | listed.pop(known_by.get(student.id, student.id), {}) | noted.get("ids", {})
         grades[student.id] = Grade(Person(student.id, {k: str(v) for k, v in says.items()}))
     for student, says in listed.items():  # whom the gradebook does not know has handed nothing in
         grades.setdefault(student, Grade(Person(student, says)))
@@ -94,6 +95,24 @@ def read_grades(gradebook: Any, chapter: Chapter, record: dict, roster: People |
     for student, name, points in cells:
         grades[student].exercises[name.removeprefix("check_")] = points
     return [grades[s] for s in sorted(grades)], assignment.max_score
+
+
+def recognised(students: list[str], record: dict, roster: People) -> dict[str, str]:
+    """The roster's ids of students who were collected without it, and so go by another id in the gradebook.
+
+    Moodle's number says nothing here, since every assignment has its own, and a roster's student is nobody's twice.
+    """
+    free = {p.student for p in roster.people} - set(students)
+    found: dict[str, list[str]] = {}
+    for student in sorted(set(students) - {p.student for p in roster.people}):
+        noted = record.get(student, {})
+        ids = [(kind, fold(value)) for kind, value in noted.get("ids", {}).items() if kind in ("canvas", "github")]
+        ours = [(kind, fold(student)) for kind in ("email", "login", "sis", "github")]
+        name = [("name", fold(noted["name"]))] if noted.get("form") == "moodle" and noted.get("name") else []
+        person = roster.find([*ids, *name, *ours])
+        if person and person.student in free:
+            found.setdefault(person.student, []).append(student)
+    return {same[0]: person for person, same in found.items() if len(same) == 1}
 
 
 # forms of our own

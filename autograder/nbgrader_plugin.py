@@ -2,7 +2,10 @@
 
 `nbgrader_config.py` calls `configure(c)`. From then on `nbgrader autograde`, the formgrader's button and `course-llm grade --course`
 give the same grades: the submission is rebuilt on the released notebook as it is read, and the graded cells get their outputs from the sandbox instead of a kernel.
+What grades imports torch and is imported where it is used: every command reads the configuration.
 """
+
+from __future__ import annotations
 
 import atexit
 import functools
@@ -10,18 +13,18 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Integer, Unicode
+from traitlets import Integer, Unicode, default
 from traitlets.config import Config
 
-from autograder import catalog, notebooks
+from autograder import catalog
 from autograder.catalog import UnknownChapter
-from autograder.course import fingerprint, timestamp_of
+from autograder.course import OURS, fingerprint, timestamp_of
 from autograder.gradebook import (
     graded_points,
     save_grades,
@@ -29,15 +32,19 @@ from autograder.gradebook import (
     share_connections,
     take_late_penalty,
 )
-from autograder.grading import GRADING_SEED, Grader, Options, SubmissionReport
 from autograder.submission import SubmissionError, from_notebook, is_plain, parse_notebook, read_text
 from autograder.validate import give_validate_an_exit_code
+
+if TYPE_CHECKING:
+    from autograder.grading import Grader, SubmissionReport
 
 
 class SubmissionExporter(NotebookExporter):
     """Reads a submission as text and hands nbgrader the released notebook with its answers."""
 
     def from_filename(self, filename: str, resources: dict | None = None, **kwargs: Any) -> tuple[str, dict]:
+        from autograder import notebooks
+
         path = Path(filename)
         chapter = chapter_of(path.stem)
         try:
@@ -52,18 +59,26 @@ class SubmissionExporter(NotebookExporter):
 
     def second_pass(self, data: dict, notebook: nbformat.NotebookNode, chapter: catalog.Chapter) -> Any:
         """Keeps what the first pass said of the submission."""
-        said = data["metadata"].get(notebooks.OURS, {})
+        from autograder import notebooks
+
+        said = data["metadata"].get(OURS, {})
         if said.get("error"):
             return notebooks.unreadable(said["error"], chapter)
-        notebook.metadata[notebooks.OURS] = said
+        notebook.metadata[OURS] = said
         return notebook
 
 
 class GradeInSandbox(NbGraderPreprocessor):
     """Stands where `Execute` stands: grades the answers out of process, writes the graded cells' outputs and saves the grades."""
 
-    seed = Integer(GRADING_SEED, help="Seed of the hidden cases.").tag(config=True)
+    seed = Integer(help="Seed of the hidden cases.").tag(config=True)
     device = Unicode("cpu", help="Device on which the exercises' tensors lie.").tag(config=True)
+
+    @default("seed")
+    def _seed(self) -> int:
+        from autograder.judge import GRADING_SEED
+
+        return GRADING_SEED
 
     def preprocess(self, nb: nbformat.NotebookNode, resources: dict) -> tuple[nbformat.NotebookNode, dict]:
         names = resources["nbgrader"]
@@ -71,7 +86,7 @@ class GradeInSandbox(NbGraderPreprocessor):
         grader = warm_grader(chapter.stem, self.seed, self.device)
         submission = from_notebook(json.loads(json.dumps(nb)), chapter)
         report = grader.grade(submission, names["student"])
-        ours = nb.metadata.get(notebooks.OURS, {})
+        ours = nb.metadata.get(OURS, {})
         report.error, report.remarks = ours.get("error"), ours.get("remarks", [])
         if report.error:
             for exercise in report.exercises:
@@ -83,6 +98,9 @@ class GradeInSandbox(NbGraderPreprocessor):
         return nb, resources
 
     def _save(self, nb: nbformat.NotebookNode, report: SubmissionReport, chapter: catalog.Chapter, student: str, assignment: str, notebook: str, db_url: str) -> None:  # fmt: skip
+        from autograder import notebooks
+        from autograder.grading import Options
+
         folder = self.parent.parent.coursedir
         with Gradebook(db_url, folder.course_id) as gradebook:
             set_points(nb, graded_points(gradebook, assignment, notebook))
@@ -114,6 +132,8 @@ def chapter_of(notebook: str) -> catalog.Chapter:
 def warm_grader(stem: str, seed: int, device: str) -> Grader:
     """One grader per chapter and process; its sandbox stays warm until the process ends."""
     import torch
+
+    from autograder.grading import Grader, Options
 
     torch.set_num_threads(1)
     grader = Grader(catalog.chapter(stem), Options(seed=seed, device=device))

@@ -15,11 +15,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from autograder import pieces
 from autograder.catalog import Chapter
 from autograder.check import html_table, marked_up
+from autograder.course import OURS
 from autograder.grading import ExerciseReport, SubmissionReport
 from autograder.judge import sentence
 from autograder.submission import MAX_SOURCE_CHARACTERS, Submission, from_notebook, grade_id, source_of
 
-OURS = "course_llm"
 MAX_EXTRA_CELLS = 500
 MAX_EXTRA_CHARACTERS = 2_000_000
 

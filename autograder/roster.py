@@ -110,6 +110,12 @@ def run_together(text: str) -> str:
     return re.sub(r"[^\w]", "", unicodedata.normalize("NFC", text).lower())
 
 
+def same_name(one: str, other: str) -> bool:
+    """Whether two full names have the same words, in any order, whatever stands between the letters."""
+    one, other = (unicodedata.normalize("NFKC", name).casefold() for name in (one, other))
+    return run_together(one) == run_together(other) or sorted(re.findall(r"\w+", one)) == sorted(re.findall(r"\w+", other))  # fmt: skip
+
+
 def swapped(name: str) -> str:
     """`Last, First` as `First Last`."""
     last, comma, first = name.partition(",")

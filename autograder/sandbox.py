@@ -227,7 +227,7 @@ def installed_copies(package: str, roots: tuple[str, ...]) -> list[str]:
     return places
 
 
-def write_inside_files(folder: Path, chapter: Chapter) -> None:
+def write_inside_files(folder: Path, chapter: Chapter, device: str) -> None:
     """Lays out what the sandbox holds of this project: the channel's code, the chapter's given modules, no answers."""
     package = folder / "autograder"
     shutil.copytree(INSIDE, package / "inside", ignore=shutil.ignore_patterns("__pycache__"))
@@ -239,7 +239,9 @@ def write_inside_files(folder: Path, chapter: Chapter) -> None:
         source = importlib.util.find_spec(f"course_llm.{module}").origin
         shutil.copy(source, given / f"{module}.py")
     (folder / "seccomp.bpf").write_bytes(syscall_filter())
-    (folder / "template.json").write_text(json.dumps({"sources": [chapter.setup, chapter.given]}))
+    (folder / "template.json").write_text(
+        json.dumps({"sources": [chapter.setup, chapter.given], "device": device})
+    )
 
 
 class Sandbox:
@@ -262,6 +264,8 @@ class Sandbox:
             user: the id of the user that the zygote becomes; for root alone, where there is no bubblewrap.
         """
         self.limits = limits or Limits()
+        if device != "cpu":  # a driver maps far more than it uses, and a limit on that stops it
+            self.limits = dataclasses.replace(self.limits, memory_bytes=0)
         self.device = device
         self.isolate = isolate
         self.user = user
@@ -293,7 +297,7 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # the folder is needed until everything is imported, so that no killed grader leaves it behind for long
         with tempfile.TemporaryDirectory(prefix="course-llm-") as folder:
-            write_inside_files(Path(folder), self.chapter)
+            write_inside_files(Path(folder), self.chapter, self.device)
             if self.isolate:
                 command = bubblewrap_command(Path(folder), theirs.fileno(), self.device)
             else:
@@ -448,7 +452,7 @@ class Worker:
             raise Mismatch(why)
         self._served.clear()
         self._cost = Cost() if kind == "measure" else None
-        packer = Packer(special=self._hand_over)
+        packer = Packer(special=self._hand_over, device=self._elsewhere())
         self._send(packer, self._request(packer, kind, target, args, kwargs or {}, options))
         while True:
             answer, unpacker = self._receive()
@@ -464,7 +468,7 @@ class Worker:
         self._cost = None
         kept = self.sandbox.packed.get(id(steps))
         if kept is None:
-            packer = Packer()
+            packer = Packer(device=self._elsewhere())
             requests = [self._request(packer, *step) for step in steps]
             kept = steps, packer.frame({"op": "steps", "steps": requests})
             self.sandbox.packed[id(steps)] = kept  # with the list itself, so that no other one has its id
@@ -541,7 +545,7 @@ class Worker:
         return None
 
     def _serve(self, request: dict, unpacker: Unpacker) -> None:
-        packer = Packer(special=self._hand_back)
+        packer = Packer(special=self._hand_back, device=self._elsewhere())
         try:
             function = self._service_of(request["v"])
             args, kwargs = unpacker.unpack(request["args"]), unpacker.unpack(request["kwargs"])
@@ -624,6 +628,10 @@ class Worker:
         except ProtocolError as problem:
             raise self._lost(f"The answer came back malformed: {problem}.") from None
         return answer, unpacker
+
+    def _elsewhere(self) -> str | None:
+        """The device that the worker is to put tensors on, where that is not the CPU, on which all lie here."""
+        return None if self.sandbox.device == "cpu" else self.device_name()
 
     def device_name(self) -> str:
         return "cuda:0" if self.sandbox.device == "cuda" else self.sandbox.device

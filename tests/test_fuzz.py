@@ -318,3 +318,37 @@ def test_a_notebook_is_read_or_refused(data):
 def test_any_text_is_a_notebook_or_refused(text):
     with contextlib.suppress(SubmissionError):
         parse_notebook(text, "x.ipynb")
+
+
+def packed(value) -> tuple[dict, bytes]:
+    """A value for a worker that keeps its tensors on a GPU: the skeleton and the tensors."""
+    packer = Packer(device="cuda:0")
+    skeleton = packer.pack(value)
+    frame = packer.frame(skeleton)
+    json_bytes, _ = frame_lengths(frame[: HEADER.size])
+    return skeleton, frame[HEADER.size + json_bytes :]
+
+
+def test_arguments_are_marked_with_the_device_that_the_exercises_use():
+    skeleton, _ = packed((torch.ones(2), [torch.zeros(1)], torch.Generator()))
+    tensor, rest, generator = skeleton["v"]
+    assert tensor["device"] == rest["v"][0]["device"] == generator["device"] == "cuda:0"
+    assert generator["v"]["device"] == "cpu"
+
+
+def test_a_generator_elsewhere_is_seeded_by_the_state_of_the_graders(monkeypatch):
+    class Elsewhere:
+        def __init__(self, device):
+            self.device = device
+
+        def manual_seed(self, seed):
+            self.seed = seed
+            return self
+
+    fresh, used = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    torch.rand(1, generator=used)
+    sent = [packed(g) for g in (fresh, fresh.clone_state(), used, used.clone_state())]
+    monkeypatch.setattr("autograder.inside.codec.torch.Generator", Elsewhere)
+    got = [Unpacker(blob).unpack(skeleton) for skeleton, blob in sent]
+    assert {g.device for g in got} == {"cuda:0"}
+    assert got[0].seed == got[1].seed != got[2].seed == got[3].seed

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from autograder.commands import Failure, UsageError, chapter_of
+from autograder.commands import Failure, UsageError, chapter_of, refuse_course_folder
 
 DESCRIPTION = """Copies submissions into submitted/ of a course folder. SOURCE is a folder or a zip archive: Moodle's or Canvas's
 download of all submissions, a folder of GitHub Classroom's clones, or a folder with one folder for each student. Without SOURCE nbgrader's
@@ -25,7 +25,7 @@ def add(commands) -> None:
     collect.add_argument("--prefix", metavar="NAME", help="what stands before the user's name in the names of GitHub Classroom's repositories")  # fmt: skip
     collect.add_argument("--dry-run", action="store_true", help="say what would be collected, and write nothing")  # fmt: skip
     collect.add_argument("--json", action="store_true", help="print what was found as JSON")
-    collect.set_defaults(run=run_collect)
+    collect.set_defaults(run=run_collect, interrupted="run it again: the course folder is as it was, or the next collect finishes this one")
 
 
 def run_collect(arguments: argparse.Namespace) -> int:
@@ -38,6 +38,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
 
     if arguments.source is not None and not arguments.source.exists():
         raise UsageError(f"there is no folder or archive {arguments.source}")
+    if arguments.source is not None:
+        refuse_course_folder(arguments.source)
     try:
         course = Course(arguments.course)
         if arguments.source is None:
@@ -57,8 +59,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(listing.to_json(), indent=1))
     else:
-        print_listing(listing)
-        found = f"{len(listing.collected)} submissions"
+        print_listing(listing, arguments.timezone)
+        found = f"{len(listing.collected)} submission{'s' * (len(listing.collected) != 1)}"
         print(f"{found} would be collected" if arguments.dry_run else f"collected {found} into {submitted}")
     if listing.failed:
         raise Failure(f"{len(listing.failed)} of {len(listing.findings)} students handed in nothing that can be graded: {', '.join(f.student for f in listing.failed)}")  # fmt: skip
@@ -82,16 +84,20 @@ def tables(arguments: argparse.Namespace) -> tuple:
         raise UsageError(str(error)) from None
 
 
-def print_listing(listing) -> None:
+def print_listing(listing, timezone: str | None) -> None:
     """One row for each student, then what was passed over and why."""
+    import zoneinfo
+
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("student", "handed in as", "file", "time (UTC)", "remark", title=f"{listing.source.name}: {listing.form}")  # fmt: skip
+    zone = zoneinfo.ZoneInfo(timezone or "UTC")
+    who, file = (Column(words, overflow="fold") for words in ("student", "file"))
+    table = Table(who, "handed in as", file, f"time ({zone.key})", "remark", title=f"{listing.source.name}: {listing.form}")  # fmt: skip
     for finding in listing.findings:
         chosen = finding.chosen
-        when = f"{finding.time:%Y-%m-%d %H:%M} ({finding.time_from})" if finding.time else ""
+        when = f"{finding.time.astimezone(zone):%Y-%m-%d %H:%M} ({finding.time_from})" if finding.time else ""
         remark = "; ".join(finding.remarks if chosen else ["nothing that can be graded", *finding.remarks])
         cells = (finding.student, finding.name, chosen.name if chosen else "", when, remark)
         table.add_row(*map(escape, cells))
@@ -108,5 +114,7 @@ def print_listing(listing) -> None:
         console.print(f"passed over: {name}: {why}", soft_wrap=True)
     if rest:
         console.print(f"passed over: {rest} further files that are no notebooks; --json names them")
+    if listing.no_one_known:
+        console.print("nobody who handed in is in the roster: is it this class's, and do its columns have the names that the guide lists?", soft_wrap=True)  # fmt: skip
     if listing.without_work:
         console.print(f"handed nothing in: {', '.join(listing.without_work)}", soft_wrap=True)

@@ -7,7 +7,7 @@ from autograder.commands import Failure, UsageError, chapter_of
 
 DESCRIPTION = """Writes the grades of an assignment, less the penalty for lateness. csv is nbgrader's; exercises has a column for each
 exercise; canvas and moodle are imported there, and fill the file that the platform exported when --grades-from names it. Exit code 1 if a
-row of that file, or a student, could not be matched; the file is written all the same."""
+row of that file, or a student, could not be matched, or if collected work is not graded yet; the file is written all the same."""
 
 
 def add(commands) -> None:
@@ -42,18 +42,19 @@ def run_export(arguments: argparse.Namespace) -> int:
         if form == "csv":
             course.export(arguments.stem, target)
             print(f"wrote {target}")
-            return 0
+            return ended(arguments, [], course.waiting(arguments.stem))
         roster = read_roster(arguments.roster) if arguments.roster else None
         record = read_record(course.root / "collected" / f"{arguments.stem}.json")
         with course.graded_book(arguments.stem) as gradebook:
             grades, max_points = lms.read_grades(gradebook, chapter, record, roster)
         written = written_form(arguments, chapter, grades, max_points, record)
+        waiting = course.waiting(arguments.stem)
     except RosterError as error:
         raise UsageError(str(error)) from None
     except (CourseError, lms.LmsError) as error:
         raise Failure(str(error)) from None
     lms.write(target, written.data)
-    return tell(arguments, written, target)
+    return ended(arguments, tell(arguments, written, target), waiting)
 
 
 def written_form(arguments: argparse.Namespace, chapter, grades: list, max_points: float, record: dict):
@@ -73,8 +74,8 @@ def written_form(arguments: argparse.Namespace, chapter, grades: list, max_point
     return lms.new_moodle(grades, title)
 
 
-def tell(arguments: argparse.Namespace, written, target: Path) -> int:
-    """Says what was written and what was not."""
+def tell(arguments: argparse.Namespace, written, target: Path) -> list[str]:
+    """Says what was written and what was not; returns what is wrong with it."""
     from autograder.submission import printable
 
     print(f"wrote {target}: {written.filled} grades")
@@ -82,8 +83,20 @@ def tell(arguments: argparse.Namespace, written, target: Path) -> int:
                          ("not to be found by the platform", written.unknown_students)):  # fmt: skip
         for name in names:
             print(f"{words}: {printable(name)}")
-    if written.unknown_rows or written.unknown_students:
-        rows, students = len(written.unknown_rows), len(written.unknown_students)
-        where = arguments.grades_from or target
-        raise Failure(f"{rows} rows of {where} and {students} students of the gradebook could not be matched; see above, and name them in a --roster")  # fmt: skip
+    if not (written.unknown_rows or written.unknown_students):
+        return []
+    rows, students = len(written.unknown_rows), len(written.unknown_students)
+    where = arguments.grades_from or target
+    return [f"{rows} rows of {where} and {students} students of the gradebook could not be matched; see above, and name them in a --roster"]  # fmt: skip
+
+
+def ended(arguments: argparse.Namespace, wrong: list[str], waiting: list[str]) -> int:
+    """Fails if something is wrong, or if somebody's work waits to be graded: the file then has an old grade, or none."""
+    from autograder.submission import printable
+
+    if waiting:
+        folder, names = arguments.course / "submitted", ", ".join(map(printable, waiting))
+        wrong = [*wrong, f"collected and not graded yet: {names}; run: course-llm grade {arguments.stem} {folder} --course {arguments.course}, and export again"]  # fmt: skip
+    if wrong:
+        raise Failure("; ".join(wrong))
     return 0

@@ -8,7 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from autograder.commands import Failure, UsageError, chapter_of
+from autograder.commands import NOTHING_KEPT, Failure, UsageError, chapter_of, refuse_course_folder
 
 
 def add(commands) -> None:
@@ -32,7 +32,12 @@ def add(commands) -> None:
         "--no-sandbox", action="store_true", help="run answers without isolation; every report says so"
     )
     grade.add_argument("--scheduler", metavar="ADDRESS", help="grade on a Dask cluster (tcp://host:port)")
-    grade.set_defaults(run=run_grade)
+    grade.set_defaults(run=run_grade, interrupted=kept)
+
+
+def kept(arguments: argparse.Namespace) -> str:
+    """What a run that is interrupted leaves behind."""
+    return "what was graded is kept; run it again to go on" if arguments.course else NOTHING_KEPT
 
 
 def run_grade(arguments: argparse.Namespace) -> int:
@@ -119,6 +124,9 @@ def submissions_in(paths: list[Path], stem: str, course) -> tuple[dict[str, Path
     files: dict[str, Path] = {}
     unusable: dict[str, str] = {}
     for path in paths:
+        refuse_course_folder(path)
+        if course and not path.exists():
+            raise UsageError(f"there is no folder {path}; first run: course-llm collect {stem} SOURCE --course {course.root}")  # fmt: skip
         if course and not path.is_dir():
             raise UsageError(
                 f"--course takes a folder of submissions <student>/{stem}/{stem}.ipynb, got {path}"
@@ -242,11 +250,10 @@ def print_class_table(stem: str, reports: list) -> None:
     """The class as a table: points, and the first thing that is wrong."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(
-        "submission", "points", "passed", "s", "remark", title=f"{stem}: {len(reports)} submissions"
-    )
+    who = Column("submission", overflow="fold")  # an address that is cut off could be anybody's
+    table = Table(who, "points", "passed", "s", "remark", title=f"{stem}: {len(reports)} submissions")
     for report in reports:
         passed = sum(e.passed for e in report.exercises)
         wrong = next(

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from autograder.commands import Failure
+from autograder.commands import NOTHING_KEPT, Failure
 from autograder.commands.grade import options_of, progress
 
 
@@ -21,7 +21,12 @@ def add(commands) -> None:
     regrade.add_argument("--device", default="cpu", metavar="D", help="as when it was graded: cpu, cuda, mps")
     regrade.add_argument("--seed", type=int, metavar="S", help="as when it was graded")
     regrade.add_argument("--no-sandbox", action="store_true", help="run answers without isolation")
-    regrade.set_defaults(run=run_regrade)
+    regrade.set_defaults(run=run_regrade, interrupted=kept)
+
+
+def kept(arguments: argparse.Namespace) -> str:
+    """What a run that is interrupted leaves behind."""
+    return "what was graded is kept; run it again to go on" if arguments.write else NOTHING_KEPT
 
 
 def run_regrade(arguments: argparse.Namespace) -> int:
@@ -50,9 +55,11 @@ def run_regrade(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**found.to_json(), "written": written}, indent=1))
     elif written:
-        print(f"wrote {len(regrade.new)} submissions; then: course-llm feedback {arguments.stem}")
-    elif regrade.new:
+        print(f"wrote {len(regrade.new)} submissions; then: course-llm feedback {arguments.stem} --course {arguments.course}, and export again")  # fmt: skip
+    elif regrade.found.changes:
         print("nothing is written; the same with --write writes it")
+    elif regrade.new:
+        print("nothing changes, and nothing is written")
     return 0
 
 

@@ -5,6 +5,7 @@ every length before it allocates, and every tag before it believes it.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -60,11 +61,13 @@ class Other:
 class Packer:
     """Turns one value into a JSON skeleton and a list of tensors.
 
-    `special(value)` may return a replacement skeleton for values that only one side knows (callables, handles).
+    `special(value)` may return a replacement skeleton for values that only one side knows (callables, handles); `device` is where
+    the other side is to put tensors and generators (None: where they lie here).
     """
 
-    def __init__(self, special: Callable[[Any], Any] | None = None):
+    def __init__(self, special: Callable[[Any], Any] | None = None, device: str | None = None):
         self.special = special or (lambda value: None)
+        self.device = device
         self.tensors: list[torch.Tensor] = []
 
     def pack(self, value: Any, depth: int = 0) -> Any:
@@ -92,7 +95,8 @@ class Packer:
         if type(value) is torch.Size:
             return {"t": "tuple", "v": list(value)}
         if type(value) is torch.Generator:
-            return {"t": "generator", "v": self._pack_tensor(value.get_state())}
+            state = {**self._pack_tensor(value.get_state()), "device": "cpu"}
+            return {"t": "generator", "v": state, "device": self.device or str(value.device)}
         if isinstance(value, Handle):
             return {"t": "handle", "v": value.id}
         if isinstance(value, Opaque):
@@ -114,7 +118,11 @@ class Packer:
         if tensor.dtype not in NAMES or tensor.layout is not torch.strided or tensor.device.type == "meta":
             kind = f"{tensor.dtype} tensor on {tensor.device}, {tensor.layout}"
             return {"t": "other", "v": kind}
-        node: dict[str, Any] = {"t": "tensor", "v": len(self.tensors), "device": str(tensor.device)}
+        node: dict[str, Any] = {
+            "t": "tensor",
+            "v": len(self.tensors),
+            "device": self.device or str(tensor.device),
+        }
         if (
             not tensor.is_contiguous()
             and 0 not in tensor.stride()
@@ -222,9 +230,7 @@ class Unpacker:
             return torch.device(value)
         if tag == "generator":
             self.nodes += 500  # each takes kilobytes
-            generator = torch.Generator()
-            generator.set_state(self._unpack_tensor(value["v"], value))
-            return generator
+            return self._unpack_generator(value, node.get("device", "cpu"))
         if tag == "handle":
             resolved = self.special(node) if self.special else None
             return Handle(int(value)) if resolved is None else resolved
@@ -239,6 +245,16 @@ class Unpacker:
             if resolved is not None:
                 return resolved
         raise ProtocolError("the answer has an unknown part")
+
+    def _unpack_generator(self, state: dict, device: str) -> torch.Generator:
+        numbers = self._unpack_tensor(state["v"], state)
+        if device == "cpu" or self.devices is not None:
+            generator = torch.Generator()
+            generator.set_state(numbers)
+            return generator
+        # no generator of another device takes this state: equal states give equal seeds, others give others
+        digest = hashlib.blake2b(bytes(numbers.tolist()), digest_size=7).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(digest))
 
     def _unpack_tensor(self, index: Any, node: dict) -> torch.Tensor | Other:
         tensor = self.tensors[str(int(index))]

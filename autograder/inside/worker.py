@@ -17,11 +17,14 @@ from autograder.inside.models import MODELS
 MAX_UNSENT_BYTES = 1 << 18
 
 _template: dict[str, Any] = {}
+_device = "cpu"
 
 
 def warm_up(template: dict) -> None:
     """Imports and runs, before any fork, what every worker needs: torch in one thread, the notebook's set-up cells."""
     torch.set_num_threads(1)
+    global _device
+    _device = template["device"]
     _template.update({"__name__": "__main__", "__builtins__": __builtins__})
     for source in template["sources"]:
         exec(compile(source, "<setup>", "exec", dont_inherit=True), _template)
@@ -260,4 +263,6 @@ class Service:
 
 def serve(sock: socket.socket) -> None:
     """Serves one submission until the grader closes the channel."""
+    if _device != "cpu":  # never before the fork: a GPU that was used before it can't be used after it
+        torch.set_default_device(_device)
     Service(Channel(sock)).serve()

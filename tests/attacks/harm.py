@@ -296,6 +296,12 @@ cell(KIND, "calls the model for ever", "calls what it was given without end", ""
     def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
         while True:
             next_logits(ids)
+""", exercise="greedy_decode", says="time is up")  # fmt: skip
+cell(KIND, "calls the grader for ever", "calls without end what the grader answers", """
+    def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
+        while type(next_logits).__name__ == "Remote":
+            next_logits(ids)
+        return ids
 """, exercise="greedy_decode", says="far too often")  # fmt: skip
 cell(KIND, "gives the model a book", "calls the model with millions of tokens", """
     import torch
@@ -305,13 +311,13 @@ cell(KIND, "gives the model a book", "calls the model with millions of tokens", 
 cell(KIND, "a long text for the model", "calls the model with texts as long as it may", """
     import torch
     def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
-        for _ in range(100):
+        for _ in range(100 if type(next_logits).__name__ == "Remote" else 0):
             try:
                 next_logits(torch.zeros(1, 200_000, dtype=torch.int64))
             except RuntimeError:
                 pass
         return ids
-""", exercise="greedy_decode", says="far too often")  # fmt: skip
+""", exercise="greedy_decode")  # fmt: skip
 cell(KIND, "sizes the histogram", "returns token ids in the billions, which size the grader's own counts", """
     import torch
     def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):

@@ -351,3 +351,15 @@ cell(KIND, "uncounted model", "hides calls of the model from the counter", """
             getattr(next_logits, name, None)
         return ids
 """, exercise="greedy_decode")  # fmt: skip
+
+cell(KIND, "adjusted model", "changes the numbers of the model so that its own text is the most probable", """
+    import dataclasses
+    import torch
+    def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
+        if dataclasses.is_dataclass(next_logits):
+            for tensor in vars(next_logits).values():
+                tensor.zero_()
+                tensor[..., 0] = 9.0
+            object.__setattr__(next_logits, "expected", ids)
+        return torch.cat([ids, torch.zeros(ids.shape[0], max_new_tokens, dtype=torch.int64)], dim=1)
+""", exercise="greedy_decode")  # fmt: skip
