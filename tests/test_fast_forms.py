@@ -82,6 +82,7 @@ def test_prepacked_models_give_the_same_logits(name, batch, dtype):
     for chunk in ids.split([4, 1, 2], dim=1):
         near(fast(chunk, caches[1]), model(chunk, caches[0]), dtype)
     assert fast.embedding.weight is model.embedding.weight
+    assert fast.parameter_count() == model.parameter_count()
     after = model.state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
     assert all(type(module) is not BlockedLinear for module in model.modules())

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 import transformers
-from torch.overrides import TorchFunctionMode
 
 from course_llm import decoding, hf
 from course_llm.caches import StaticCache
@@ -22,6 +21,7 @@ from course_llm.generation import (
 from course_llm.layers import LatentConfig
 from course_llm.model import Decoder, ModelConfig, load_bundled
 from course_llm.speculative import beam_search, generate_speculative
+from tests.test_devices import ToldWhere
 
 VOCAB = 61
 SMALL = dict(vocab=VOCAB, d_hidden=32, layers=2, heads=4, d_ff=48, context=64)
@@ -323,27 +323,6 @@ def test_nonsense_is_refused():
             call()
 
 
-class OneDevice(TorchFunctionMode):
-    """Refuses functions that make a tensor without being told where."""
-
-    FACTORIES = (
-        torch.zeros,
-        torch.ones,
-        torch.empty,
-        torch.full,
-        torch.arange,
-        torch.tensor,
-        torch.randn,
-        torch.rand,
-    )
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in self.FACTORIES and "device" not in kwargs:
-            raise AssertionError(f"{func.__name__} without device=")
-        return func(*args, **kwargs)
-
-
 @pytest.mark.parametrize("kind", CACHE_KINDS)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
@@ -353,7 +332,7 @@ def test_model_and_caches_make_tensors_on_the_inputs_device(name, kind):
     room = real.new_ones(3, 16)
     room[:, : real.shape[1]] = real
     cache = make_cache(kind, model, 3, 16, device="cpu")
-    with OneDevice():
+    with ToldWhere():
         model(ids, real=real)
         for chunk in ids.split([5, 1, 2], dim=1):
             end = int(cache.length) + chunk.shape[1]

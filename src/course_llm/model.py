@@ -303,8 +303,9 @@ class Decoder(nn.Module):
         return allowed
 
     def parameter_count(self) -> int:
-        """Counts all parameters, a tied embedding once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Counts all parameters, a tied embedding once, however its two uses are laid out in memory."""
+        named = self.named_parameters()
+        return sum(p.numel() for name, p in named if not (self.config.tied and name == "head.weight"))
 
 
 def load_bundled(device: Any = None) -> tuple[Decoder, CourseTokenizer]:

@@ -51,8 +51,8 @@ def prepack_weights(model: Model, batch: int) -> Model:
     """Returns a model for inference whose matrices are laid out for steps of `batch` rows.
 
     The results are those of the model up to rounding, for any input. The matrices are copied as they are now;
-    everything else is shared with the model. On other devices than a CPU, and where PyTorch was built without
-    oneDNN, the model's own layers are used.
+    everything else is shared with the model. On other devices than a CPU, and where oneDNN or its products in the
+    model's dtype are missing, the model's own layers are used.
 
     Args:
         model: a decoder or a layer of one; it stays as it is.
@@ -83,4 +83,15 @@ def _laid_out(linear: Linear, batch: int) -> nn.Module:
         # a narrow output is read faster as it is
         return along_outputs(linear) if linear.out_features >= linear.in_features else linear
     # blocks for fewer than 16 rows are slower for some numbers of rows, and faster for none
-    return BlockedLinear(linear, max(batch, 16)) if torch.backends.mkldnn.is_available() else linear
+    return BlockedLinear(linear, max(batch, 16)) if _has_blocks(weight.dtype) else linear
+
+
+def _has_blocks(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and has products in this dtype on this processor: half precisions need AVX-512."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype == torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return dtype == torch.float32
