@@ -98,7 +98,9 @@ def distrust_number(finding: Finding, tables: list[People]) -> None:
         owners = [p for people in tables for p in people.index.get(key, []) if p.name]
         if any(not same_name(p.name, finding.name) for p in owners):
             finding.keys.remove(key)
-            finding.remarks.append("told by the name: the table numbers the participants otherwise, as another assignment's does")
+            finding.remarks.append(
+                "told by the name: the table numbers the participants otherwise, as another assignment's does"
+            )
 
 
 def name_students(listing: Listing, roster: People | None) -> None:
@@ -222,7 +224,9 @@ def note_time(finding: Finding, times: People | None, source: Source) -> None:
     foreign = participant not in ("", finding.ids.get("moodle", participant))
     if foreign:
         person = None
-        finding.remarks.append("no time: the table of times is another assignment's, by the participants' numbers")
+        finding.remarks.append(
+            "no time: the table of times is another assignment's, by the participants' numbers"
+        )
     stamp = next((w for w in finding.further if w.name == "timestamp.txt"), None)
     if person:
         finding.time, finding.time_from = person.time, "table"

@@ -237,7 +237,9 @@ class Course:
         known = self.recorded(stem) or ()
         found = []
         for student, path in files.items():
-            _, _, content = kept_in(self.root / "autograded" / student / stem / f"{stem}.ipynb")[0].partition(":")
+            _, _, content = kept_in(self.root / "autograded" / student / stem / f"{stem}.ipynb")[0].partition(
+                ":"
+            )
             if student not in known or (content and content != content_digest(path)):
                 found.append(student)
         return found
@@ -251,7 +253,7 @@ class Course:
         return found
 
     @contextlib.contextmanager
-    def writer(self, stem: str) -> Iterator["GradeWriter"]:
+    def writer(self, stem: str) -> Iterator[GradeWriter]:
         """Opens the gradebook for the one process that writes it."""
         from nbgrader.api import Gradebook
 

@@ -58,9 +58,10 @@ def bounded_time(seconds: float = JUDGING_S) -> Iterator[None]:
         yield
         return
 
-    def stop(*_: Any) -> None:
-        from autograder.spec import BackendLost  # imports torch, which whoever only reads a notebook need not wait for
+    # imports torch, for which whoever only reads a notebook need not wait
+    from autograder.spec import BackendLost
 
+    def stop(*_: Any) -> None:
         raise BackendLost(TOO_MUCH)
 
     before = signal.signal(signal.SIGPROF, stop)

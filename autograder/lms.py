@@ -9,11 +9,13 @@ import dataclasses
 import io
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autograder.catalog import Chapter
+from autograder.platforms import CANVAS, MOODLE
 from autograder.roster import (
     MEANING,
     TEST_STUDENT,
@@ -67,7 +69,8 @@ def read_grades(gradebook: Any, chapter: Chapter, record: dict, roster: People |
     from nbgrader.api import GradeCell, SubmittedAssignment, SubmittedNotebook
 
     assignment = gradebook.find_assignment(chapter.stem)
-    listed = {p.student: p.says for p in roster.people} if roster else {}
+    people = roster.people if roster else []  # its numbers of participants may be another assignment's
+    listed = {p.student: {k: v for k, v in p.says.items() if k != "moodle"} for p in people}
     known_by = recognised([s.id for s in gradebook.students], record, roster) if roster else {}
     grades = {}
     for student in gradebook.students:
@@ -106,7 +109,11 @@ def recognised(students: list[str], record: dict, roster: People) -> dict[str, s
     found: dict[str, list[str]] = {}
     for student in sorted(set(students) - {p.student for p in roster.people}):
         noted = record.get(student, {})
-        ids = [(kind, fold(value)) for kind, value in noted.get("ids", {}).items() if kind in ("canvas", "github")]
+        ids = [
+            (kind, fold(value))
+            for kind, value in noted.get("ids", {}).items()
+            if kind in ("canvas", "github")
+        ]
         ours = [(kind, fold(student)) for kind in ("email", "login", "sis", "github")]
         name = [("name", fold(noted["name"]))] if noted.get("form") == "moodle" and noted.get("name") else []
         person = roster.find([*ids, *name, *ours])
@@ -352,6 +359,41 @@ def scaled(possible: float | None, max_points: float, scale: bool, path: Path, c
     if not scale:
         raise LmsError(f"the assignment has {plain_number(max_points)} points, but {column} in {path} is {plain_number(possible)}; change it there, or convert the grades with --scale")  # fmt: skip
     return possible / max_points if max_points else 0.0
+
+
+# feedback
+
+
+def feedback_zip(pages: dict[str, Path], record: dict, stem: str) -> tuple[bytes, list[str]]:
+    """The feedback pages under the names by which Moodle and Canvas know whose they are, and the students for whom there is none.
+
+    Both go by what they wrote in front of the name of the file that was handed in: the participant's number, or the user's and the file's.
+
+    Args:
+        pages: by student.
+        record: what collecting noted of the students of this assignment, by id.
+    """
+    packed, left = io.BytesIO(), []
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for student, page in pages.items():
+            name = name_at_platform(record.get(student, {}), stem)
+            if name:
+                file.writestr(
+                    zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), page.read_bytes(), zipfile.ZIP_DEFLATED
+                )
+            else:
+                left.append(student)
+    return packed.getvalue(), left
+
+
+def name_at_platform(noted: dict, stem: str) -> str:
+    """What a student's page has to be called; "" if her work came from neither platform."""
+    parts = str(noted.get("file") or "").split("/")
+    if noted.get("form") == "moodle":
+        found = next((m for m in map(MOODLE.match, parts) if m and m["id"]), None)
+        return f"{found['name']}_{found['id']}_assignsubmission_file/{stem}.html" if found else ""
+    found = CANVAS.match(parts[-1]) if noted.get("form") == "canvas" else None
+    return f"{parts[-1][: found.start('rest')]}{stem}.html" if found and found["file"] else ""
 
 
 def write(path: Path, data: bytes) -> None:

@@ -293,7 +293,7 @@ def test_dry_run_writes_nothing_and_the_table_says_all(tmp_path):
     done = subprocess.run([str(PROGRAM), "collect", STEM, str(archive(tmp_path / "in.zip", members)), "--course", str(root), "--dry-run"],
                           capture_output=True, text=True)  # fmt: skip
     assert sorted(root.rglob("*")) == before
-    assert done.returncode == 1 and "1 submissions would be collected" in done.stdout
+    assert done.returncode == 1 and "1 submission would be collected" in done.stdout
     assert "b_3" in done.stdout and "passed over: b_3_4_essay.pdf: not a notebook" in done.stdout
 
 
@@ -364,6 +364,65 @@ def test_times_from_moodles_worksheet_in_a_time_zone(tmp_path):
     assert listing["nothing_handed_in"] == ["emmy@uni.example"]
 
 
+MOODLE_HEAD = 'Identifier,"Full name","Email address",Status,"Last modified (submission)"\n'
+
+
+def test_a_worksheet_of_another_assignment_gives_nobody_anothers_work_or_time(tmp_path):
+    """Moodle numbers the participants of every assignment anew, so that the numbers of two worksheets may be crosswise."""
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text(MOODLE_HEAD
+                     + '"Participant 2002","Ada Lovelace",ada@uni.example,Submitted,"Sunday, 1 March 2026, 10:00 AM"\n'
+                     + '"Participant 2001","Emmy Noether",emmy@uni.example,Submitted,"Sunday, 1 March 2026, 11:00 AM"\n'
+                     + '"Participant 7","Gödel Kurt",kurt@uni.example,Submitted,"Sunday, 1 March 2026, 11:30 AM"\n')  # fmt: skip
+    names = {"Ada Lovelace_2001": "ada", "Emmy Noether_2002": "emmy", "Kurt Gödel_7": "kurt"}
+    members = {f"{name}_assignsubmission_file_/{STEM}.ipynb": notebook(mark) for name, mark in names.items()}
+    root = course(tmp_path / "course")
+    listing, _ = collect(archive(tmp_path / "in.zip", members), root, "--roster", sheet, "--times", sheet, "--timezone", "UTC")  # fmt: skip
+    assert marks(root) == {"ada@uni.example": "ada", "emmy@uni.example": "emmy", "kurt@uni.example": "kurt"}
+    said = by_student(listing)
+    assert said["ada@uni.example"]["time"] is None and said["emmy@uni.example"]["time"] is None
+    assert "another assignment's" in " ".join(said["ada@uni.example"]["remarks"])
+    assert (
+        said["kurt@uni.example"]["time"] == "2026-03-01 11:30:00 UTC"
+    )  # the words of a name may stand in any order
+    assert not said["kurt@uni.example"]["remarks"]
+
+
+def test_a_roster_in_which_nobody_is_known_is_said(tmp_path):
+    (tmp_path / "roster.csv").write_text("ID,E-Mail-Adresse des Kontos\nT1,ada@uni.example\n")
+    source, root = lay(tmp_path / "in", {f"ada/{STEM}.ipynb": notebook("a")}), course(tmp_path / "course")
+    done = subprocess.run([str(PROGRAM), "collect", STEM, str(source), "--course", str(root), "--roster", str(tmp_path / "roster.csv")],
+                          capture_output=True, text=True)  # fmt: skip
+    assert "nobody who handed in is in the roster" in done.stdout
+
+
+def test_what_can_get_no_points_is_said_when_it_is_collected(tmp_path):
+    other = {"cells": [{"cell_type": "code", "source": "", "metadata": {"nbgrader": {"grade_id": "causal_mask"}}}], "metadata": {"mark": "b"}}  # fmt: skip
+    files = {f"a/{STEM}.ipynb": b'{"cells": [', f"b/{STEM}.ipynb": json.dumps(other).encode(), f"c/{STEM}.ipynb": notebook("c"), f"d/{STEM}.ipynb": b"\xff\xfe"}  # fmt: skip
+    listing, _ = collect(lay(tmp_path / "in", files), course(tmp_path / "course"))
+    remarks = {student: " ".join(says["remarks"]) for student, says in by_student(listing).items()}
+    assert "JSON is broken" in remarks["a"] and "no exercise of decoding" in remarks["b"] and not remarks["c"]
+    assert "not UTF-8" in remarks["d"]
+    assert all(says["collected"] for says in listing["students"])
+
+
+def test_the_table_has_whole_ids_and_the_times_of_the_zone_that_is_given(tmp_path):
+    student = "wilhelmina.featherstonehaugh-cholmondeley@students.uni.example"
+    source = lay(tmp_path / "in", {f"{student}/{STEM}.ipynb": notebook("a"), f"{student}/timestamp.txt": b"2026-03-01 22:59:00 UTC\n"})  # fmt: skip
+    done = subprocess.run([str(PROGRAM), "collect", STEM, str(source), "--course", str(course(tmp_path / "course")), "--timezone", "Europe/Berlin"],
+                          capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})  # fmt: skip
+    cells = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
+    assert "".join(cells) == student
+    assert "23:59" in done.stdout and "22:59" not in done.stdout
+
+
+def test_collect_starts_without_torch(tmp_path):
+    """Torch takes seconds to import, and collecting needs none of it."""
+    source, root = lay(tmp_path / "in", {f"ada/{STEM}.ipynb": notebook("a")}), course(tmp_path / "course")
+    program = f"import sys; from autograder import cli; assert cli.main(['collect', '{STEM}', {str(source)!r}, '--course', {str(root)!r}]) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -400,8 +459,9 @@ def test_wrong_calls_are_usage_errors(tmp_path):
     ):
         _, err = collect(source, root, *options, code=2)
         assert words in err
-    _, err = collect(root, root, code=1)
-    assert "no submissions" in err or "handed in nothing" in err
+    for folder in (root, root / "autograded", root / "release"):
+        folder.mkdir(exist_ok=True)
+        assert str(root / "submitted") in collect(folder, root, code=2)[1]
     (root / "submitted").mkdir()
     assert "collected already" in collect(root / "submitted", root, code=2)[1]
 

@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit codes, and one line for every error."""
 
 import contextlib
+import importlib
 import io
 import json
 import sqlite3
@@ -436,6 +437,54 @@ def test_grade_with_a_course_takes_folders_only(course):
     code, line = refused("grade", STEM, folder / "ada" / STEM / f"{STEM}.ipynb", "--course", root)
     assert code == 2
     assert "takes a folder" in line
+
+
+def test_grade_takes_no_folder_of_the_course_itself_for_submissions(course):
+    """Its folders would be graded as students that are called release and source."""
+    root, _, _ = course
+    for folder in (root, root / "release", root / "autograded"):
+        for options in ((), ("--course", root)):
+            code, line = refused("grade", STEM, folder, *options)
+            assert code == 2 and str(root / "submitted") in line
+    assert set(scores(root)) == {"ada", "mona", "liam"}
+
+
+def test_grade_of_a_folder_that_is_not_there_says_what_makes_it(tmp_path):
+    write(tmp_path / "nbgrader_config.py", CONFIG)
+    code, line = refused("grade", STEM, tmp_path / "submitted", "--course", tmp_path)
+    assert code == 2 and f"course-llm collect {STEM}" in line
+
+
+def test_release_into_a_course_folder_of_another_make_warns(tmp_path):
+    write(tmp_path / "nbgrader_config.py", 'c = get_config()\nc.CourseDirectory.course_id = "cs101"\n')
+    code, _, err = command("release", STEM, "--course", tmp_path)
+    assert code == 0 and "configure(c)" in err and "your rights" in err
+    write(tmp_path / "nbgrader_config.py", CONFIG)
+    assert command("release", STEM, "--course", tmp_path)[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "run", "words"),
+    [
+        (("grade", STEM, "in", "--course", "term"), "grade", "run_grade", "what was graded is kept"),
+        (("grade", STEM, "in"), "grade", "run_grade", "nothing of it is kept"),
+        (("regrade", STEM, "--write"), "regrade", "run_regrade", "what was graded is kept"),
+        (("regrade", STEM), "regrade", "run_regrade", "nothing of it is kept"),
+        (("collect", STEM, "in"), "collect", "run_collect", "as it was, or the next collect finishes"),
+        (("feedback", STEM), "term", "run_feedback", "it writes all"),
+        (("export", STEM), "export", "run_export", "nothing of it is kept"),
+        (("items", STEM), "items", "run_items", "nothing of it is kept"),
+        (("check", STEM, "a.ipynb"), "check", "run_check", "nothing of it is kept"),
+        (("pretrain", "recipe.toml"), "pretrain", "run_pretrain", "--resume goes on from it"),
+    ],
+)
+def test_an_interrupted_command_says_what_is_left_of_it(arguments, module, run, words, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(f"autograder.commands.{module}"), run, interrupted)
+    code, out, err = command(*arguments)
+    assert (code, out) == (130, "") and words in err
 
 
 def test_release_collect_feedback_and_export(course, tmp_path):

@@ -299,6 +299,75 @@ def test_a_worksheet_of_another_assignment_gives_nobody_anothers_grade(tmp_path)
     assert imported_by_moodle((root / f"{STEM}-moodle.csv").read_bytes()) == {"2002": 12, "2003": FULL / 2}
 
 
+def test_a_roster_that_was_not_there_when_the_work_was_collected(tmp_path):
+    """The gradebook has names for ids then, and the roster finds them by what collecting noted, but not by a number of Moodle's."""
+    record = {"Ada_Lovelace": {"name": "Ada Lovelace", "ids": {"moodle": "2001"}, "form": "moodle"},
+              "noetheremmy_42": {"name": "noetheremmy", "ids": {"canvas": "42"}, "form": "canvas"}}  # fmt: skip
+    says = {
+        "Ada_Lovelace": {"share": 1.0},
+        "noetheremmy_42": {"share": 0.5},
+        "kurt@uni.example": {"share": 0.25},
+    }
+    root = make_course(tmp_path / "course", says, record)
+    roster, sheet = tmp_path / "roster.csv", tmp_path / "sheet.csv"
+    roster.write_text("student_id,name,email,canvas_id,identifier\n"
+                      "s1,Ada Lovelace,ada@uni.example,,Participant 2003\ns2,Emmy Noether,emmy@uni.example,42,Participant 2001\n"
+                      "s3,Kurt Gödel,kurt@uni.example,,Participant 2002\ns4,Niels Abel,niels@uni.example,,\n")  # fmt: skip
+    sheet.write_text(MOODLE.format(points=FULL).replace(",No,", ",Yes,"))
+    out, _ = command("export", STEM, "--course", root, "--format", "moodle", "--grades-from", sheet, "--roster", roster)  # fmt: skip
+    assert imported_by_moodle((root / f"{STEM}-moodle.csv").read_bytes()) == {"2001": FULL, "2002": FULL / 2, "2003": FULL / 4}  # fmt: skip
+    assert "nobody" not in out and "Niels Abel (Participant 2004): has no grade" in out
+
+
+def test_nothing_graded_is_said_by_every_export(tmp_path):
+    root = make_course(tmp_path / "course", {"ada": {}})
+    for form in ("csv", "exercises", "canvas", "moodle"):
+        _, err = command("export", STEM, "--course", root, "--format", form, code=1)
+        assert f"course-llm grade {STEM}" in err and not list(root.glob("*.csv"))
+
+
+def test_collected_work_that_is_not_graded_is_named_by_every_export(tmp_path):
+    from autograder.course import content_digest
+
+    root = make_course(tmp_path / "course", {"ada": {"share": 1.0}, "emmy": {"share": 0.5}, "kurt": {"share": 0.5}})  # fmt: skip
+    for student in ("ada", "emmy", "niels"):
+        work = root / "submitted" / student / STEM / f"{STEM}.ipynb"
+        work.parent.mkdir(parents=True)
+        work.write_text(f'{{"cells": [], "by": "{student}"}}')
+        kept = root / "autograded" / student / STEM / f"{STEM}.ipynb"
+        kept.parent.mkdir(parents=True)
+        kept.write_text(json.dumps({"metadata": {"course_llm": {"fingerprint": f"x:{content_digest(work)}", "report": {}}}}))  # fmt: skip
+    (root / "submitted" / "emmy" / STEM / f"{STEM}.ipynb").write_text('{"cells": [], "by": "emmy again"}')
+    for form in ("csv", "exercises"):
+        _, err = command("export", STEM, "--course", root, "--format", form, code=1)
+        assert "not graded yet: emmy, niels; run: course-llm grade" in err
+    assert len(table(root / f"{STEM}.csv")) == 3
+
+
+def test_feedback_is_packed_under_the_names_that_the_platforms_read(tmp_path):
+    pages = {student: tmp_path / student for student in ("ada", "emmy", "kurt", "niels", "text")}
+    for student, page in pages.items():
+        page.write_text(student)
+    record = {
+        "ada": {"form": "moodle", "file": f"Ada Lovelace_2001_assignsubmission_file_/deep/{STEM}.ipynb"},
+        "emmy": {
+            "form": "moodle",
+            "file": f"in one more/Emmy Noether_2002_assignsubmission_file_{STEM}.ipynb",
+        },
+        "kurt": {"form": "canvas", "file": "goedelkurt_LATE_43_777_my_answers-1.ipynb"},
+        "niels": {"form": "folder", "file": f"niels/{STEM}.ipynb"},
+    }
+    data, left = lms.feedback_zip(pages, record, STEM)
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        found = {name: file.read(name).decode() for name in file.namelist()}
+    assert left == ["niels", "text"]
+    assert found.pop(f"goedelkurt_LATE_43_777_{STEM}.html") == "kurt"
+    for name, student in found.items():  # as Moodle's importer takes a name apart
+        _, participant, kind, plugin = name.split("/")[0].split("_", 4)
+        assert (participant, kind, plugin, name.split("/")[1]) == ({"ada": "2001", "emmy": "2002"}[student], "assignsubmission", "file", f"{STEM}.html")  # fmt: skip
+    assert len(found) == 2
+
+
 def test_a_worksheet_in_another_language(tmp_path):
     root = make_course(tmp_path / "course", {"Ada_Lovelace": {"share": 1.0}}, {"Ada_Lovelace": {"name": "Ada Lovelace", "ids": {"moodle": "2001"}, "form": "moodle"}})  # fmt: skip
     sheet = tmp_path / "sheet.csv"

@@ -25,7 +25,10 @@ def add(commands) -> None:
     collect.add_argument("--prefix", metavar="NAME", help="what stands before the user's name in the names of GitHub Classroom's repositories")  # fmt: skip
     collect.add_argument("--dry-run", action="store_true", help="say what would be collected, and write nothing")  # fmt: skip
     collect.add_argument("--json", action="store_true", help="print what was found as JSON")
-    collect.set_defaults(run=run_collect, interrupted="run it again: the course folder is as it was, or the next collect finishes this one")
+    collect.set_defaults(
+        run=run_collect,
+        interrupted="run it again: the course folder is as it was, or the next collect finishes this one",
+    )
 
 
 def run_collect(arguments: argparse.Namespace) -> int:
