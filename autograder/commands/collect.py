@@ -96,8 +96,10 @@ def print_listing(listing, timezone: str | None) -> None:
     from rich.table import Column, Table
 
     zone = zoneinfo.ZoneInfo(timezone or "UTC")
-    who, file = (Column(words, overflow="fold") for words in ("student", "file"))
-    table = Table(who, "handed in as", file, f"time ({zone.key})", "remark", title=f"{listing.source.name}: {listing.form}")  # fmt: skip
+    headings = ("student", "handed in as", "file", f"time ({zone.key})", "remark")
+    # an address that is cut off could be anybody's
+    columns = (Column(words, overflow="fold") for words in headings)
+    table = Table(*columns, title=f"{listing.source.name}: {listing.form}")
     for finding in listing.findings:
         chosen = finding.chosen
         when = f"{finding.time.astimezone(zone):%Y-%m-%d %H:%M} ({finding.time_from})" if finding.time else ""
