@@ -141,7 +141,8 @@ def probed(sandbox: Sandbox, worker: Worker, names: Iterable[str] = WORDS) -> li
             except BackendLost:  # ended by a limit, if the next worker lives
                 holds, worker = name != "alive", sandbox.start_worker()
             cure = "" if holds else "do not grade strangers' code on this machine"
-            findings.append(Finding(WORDS.get(name, "a worker answers"), holds, cure))
+            alive = "a worker still answers" if findings else "a worker answers"
+            findings.append(Finding(WORDS.get(name, alive), holds, cure))
     worker.close()
     return findings
 

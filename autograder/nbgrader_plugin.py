@@ -11,12 +11,13 @@ import atexit
 import functools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
-from nbconvert.exporters import NotebookExporter
+from nbconvert.exporters import HTMLExporter, NotebookExporter
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer, Unicode, default
@@ -66,6 +67,14 @@ class SubmissionExporter(NotebookExporter):
             return notebooks.unreadable(said["error"], chapter)
         notebook.metadata[OURS] = said
         return notebook
+
+
+class FeedbackExporter(HTMLExporter):
+    """nbgrader's feedback page, with the exercises' names where its list of contents says "Test cell" of each."""
+
+    def from_notebook_node(self, nb: nbformat.NotebookNode, resources: dict | None = None, **kwargs: Any) -> tuple[str, dict]:  # fmt: skip
+        page, resources = super().from_notebook_node(nb, resources, **kwargs)
+        return re.sub(r'(<a href="#check_(\w+)">)Test cell</a>', r"\1\2</a>", page), resources
 
 
 class GradeInSandbox(NbGraderPreprocessor):
@@ -149,6 +158,7 @@ def configure(config: Config) -> None:
     config.Autograde.exporter_class = SubmissionExporter
     config.Autograde.sanitize_preprocessors = []
     config.Autograde.autograde_preprocessors = [GradeInSandbox]
+    config.GenerateFeedback.exporter_class = FeedbackExporter
     share_connections()
     give_validate_an_exit_code()
     copy_no_links()

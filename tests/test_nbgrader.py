@@ -251,6 +251,8 @@ def test_feedback_shows_points_diagnosis_and_where_the_book_explains_it(ours):
     for found in wrong:
         assert found["message"] in text
         assert found["see"] in text
+    assert all(f'<a href="#check_{e.name}">{e.name}</a>' in page(root, "carl") for e in CHAPTER.entries)
+    assert "Test cell" not in text
     total = reports["carl"]["points"]
     assert f"{total:g}" in text and f"{CHAPTER.points}" in text
 
