@@ -223,14 +223,14 @@ def groups_changed(old: ExerciseReport, new: ExerciseReport) -> str:
 def print_comparison(found: Comparison) -> None:
     """A row per exercise whose points change, and what else there is to say."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(markup=False, emoji=False, highlight=False)  # a folder's name is a student's to choose
     moved = [change for change in found.changes if change.in_points]
     if moved:
-        table = Table(
-            "submission", "points", "exercise", "by", "why", title=f"{found.stem}: points that change"
-        )
+        headings = ("submission", "points", "exercise", "by", "why")
+        columns = (Column(words, overflow="fold") for words in headings)
+        table = Table(*columns, title=f"{found.stem}: points that change")
         for change in moved:
             name, total = change.submission, f"{change.old_points:g} → {change.new_points:g}"
             for e in change.exercises:
