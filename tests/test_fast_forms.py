@@ -28,7 +28,7 @@ from course_llm.layers import (
 )
 from course_llm.model import Decoder, ModelConfig
 from course_llm.nucleus import top_p_by_values
-from course_llm.prepack import BlockedLinear, along_outputs, prepack_weights
+from course_llm.prepack import BlockedLinear, along_outputs, has_blocks, prepack_weights
 
 SMALL = dict(vocab=61, d_hidden=32, layers=2, heads=4, d_ff=48, context=64)
 CONFIGS = {
@@ -62,7 +62,8 @@ def test_layouts_change_no_result(bias, dtype):
     linear = linear.to(dtype)
     for rows in (1, 3, 17):
         x = randn(rows, 2, 24, dtype=dtype)
-        near(BlockedLinear(linear, 16)(x), linear(x), dtype)
+        if has_blocks(dtype):
+            near(BlockedLinear(linear, 16)(x), linear(x), dtype)
         near(along_outputs(linear)(x), linear(x), dtype)
     assert along_outputs(linear).weight.stride() == (1, 40) and linear.weight.stride() == (24, 1)
     assert torch.equal(along_outputs(linear).weight, linear.weight)

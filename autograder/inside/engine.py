@@ -158,11 +158,8 @@ def _may_hold(value: Any) -> bool:
 class Engine:
     """Runs steps on `namespace`, the names an answer has defined; keeps the objects that steps create."""
 
-    def __init__(self, namespace: dict[str, Any], fresh: bool = False):
+    def __init__(self, namespace: dict[str, Any]):
         self.namespace = namespace
-        self.fresh = (
-            fresh  # whether arguments are made for one step only, so that an answer may have them as they are
-        )
         self.objects: list[Any] = []
 
     def perform(
@@ -183,8 +180,7 @@ class Engine:
 
     def step_call(self, target: Any, args: tuple, kwargs: dict, no_grad: bool = False) -> Outcome:
         function = self._resolve(target)
-        handed = (args, kwargs) if self.fresh else clone_tree((args, kwargs), Tensor.clone)
-        given = self._live((args, kwargs), handed)
+        given = self._live((args, kwargs), clone_tree((args, kwargs), Tensor.clone))
         before = clone_tree(given, Tensor.clone)
         with torch.no_grad() if no_grad else contextlib.nullcontext():
             value = function(*given[0], **given[1])

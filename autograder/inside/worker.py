@@ -175,7 +175,7 @@ class Service:
         self.channel = channel
         self.namespace = dict(_template)
         self.cells = Cells(self.namespace)
-        self.engine = Engine(self.namespace, fresh=True)
+        self.engine = Engine(self.namespace)
 
     def serve(self) -> None:
         while True:

@@ -83,10 +83,10 @@ def _laid_out(linear: Linear, batch: int) -> nn.Module:
         # a narrow output is read faster as it is
         return along_outputs(linear) if linear.out_features >= linear.in_features else linear
     # blocks for fewer than 16 rows are slower for some numbers of rows, and faster for none
-    return BlockedLinear(linear, max(batch, 16)) if _has_blocks(weight.dtype) else linear
+    return BlockedLinear(linear, max(batch, 16)) if has_blocks(weight.dtype) else linear
 
 
-def _has_blocks(dtype: torch.dtype) -> bool:
+def has_blocks(dtype: torch.dtype) -> bool:
     """Whether oneDNN is there and has products in this dtype on this processor: half precisions need AVX-512."""
     if not torch.backends.mkldnn.is_available():
         return False
