@@ -3,14 +3,16 @@
 import ast
 import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import inspect
 import logging
 import math
 import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from autograder.sandbox import Limits, Sandbox, SandboxError, Worker
 from autograder.screen import not_countable
 from autograder.spec import BackendLost, Exercise
 from autograder.submission import Submission, SubmissionError, read_submission
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclasses.dataclass
@@ -397,7 +401,7 @@ def _grade_in_pool(stem: str, files: dict[str, Path], options: Options, workers:
     """Yields the reports of those files that a pool of processes could grade, as they are finished."""
     for exercise in judge.exercises(stem).values():
         judge.prepared(exercise, options.seed, False)  # before any fork, so that it is done once
-    pool = process_pool(workers)
+    pool = process_pool(workers, end_with_parent)
     futures = []
     try:
         with contextlib.suppress(BrokenProcessPool):
@@ -410,8 +414,14 @@ def _grade_in_pool(stem: str, files: dict[str, Path], options: Options, workers:
         pool.shutdown(cancel_futures=True)
 
 
-def process_pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+def process_pool(workers: int, initializer: Callable[[], None] | None = None) -> concurrent.futures.ProcessPoolExecutor:  # fmt: skip
     """A pool of processes forked from this one, so that torch and the expected answers are there already."""
     import multiprocessing
 
-    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))
+    fork = multiprocessing.get_context("fork")
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=fork, initializer=initializer)
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process, and with it its sandbox, when the grader is killed: nobody else would."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,5 +1,6 @@
 """Grading can be killed at any moment and run again: the gradebook equals that of an undisturbed run."""
 
+import contextlib
 import json
 import random
 import signal
@@ -134,3 +135,32 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(folder, small_disk, tmp_
     run("course-llm", "grade", STEM, folder, "--course", undisturbed, "--workers", "1")
     assert gradebook(disk / "course") == gradebook(undisturbed)
     assert notebooks(disk / "course") == notebooks(undisturbed)
+
+
+def test_a_killed_grader_leaves_no_process_behind(folder, tmp_path):
+    """Its workers and their sandboxes end with it, though it can't tell them."""
+    course = tmp_path / "course"
+    command = ["course-llm", "grade", STEM, str(folder), "--course", str(course), "--workers", "2"]
+    grader = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def alive() -> list[Path]:
+        """The processes that have this course in their command line: the grader and what was forked from it."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(course).encode() in place.read_bytes():
+                    found.append(place.parent)
+        return found
+
+    wait_for(lambda: len(alive()) >= 3)
+    grader.kill()
+    grader.wait()
+    wait_for(lambda: not alive())
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
