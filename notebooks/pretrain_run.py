@@ -2,7 +2,7 @@
 # # A pretraining run of your own
 #
 # The exercises of the [pretraining chapter](../exercises/pretraining/pretraining.ipynb) gave you the parts of a training loop. Here they train a real model, from random
-# numbers to text, in at most **four minutes on two CPU cores**: a decoder of 1.05 million parameters on 28,525 definitions of diseases, cells and anatomical
+# numbers to text, in about **five minutes on two CPU cores** (less where they have AVX-512): a decoder of 1.05 million parameters on 28,525 definitions of diseases, cells and anatomical
 # structures. The goal is at most **1.35 bits per byte** on text that it has not seen. (The compressor xz, given the training text first, needs 1.35.)
 #
 # Nothing here is graded. Where an exercise of yours passes its check, your function runs; where none does, the course's own takes its place, and
