@@ -948,7 +948,7 @@ def _(next_logits, ids, max_new_tokens, eos_id=None):
 
 generate = Exercise("generate", ref, see="generate", seconds=25)
 
-# 1024 draws: few enough for an answer that asks the model row by row, across the sandbox's wall
+# 1024 draws: few enough for an answer that asks the model row by row
 ROWS, NEW = 128, 8
 
 

@@ -14,8 +14,6 @@ from autograder.inside.codec import HEADER, Opaque, Packer, Unpacker, frame_leng
 from autograder.inside.engine import Engine, Outcome, clone_tree, describe_error, tensors_in
 from autograder.inside.models import MODELS
 
-MAX_UNSENT_BYTES = 1 << 18
-
 _template: dict[str, Any] = {}
 _device = "cpu"
 
@@ -44,7 +42,6 @@ class Channel:
     def __init__(self, sock: socket.socket):
         self.sock = sock
         self._unread = bytearray()
-        self._unsent = bytearray()
 
     def read(self) -> tuple[bytes, bytes]:
         json_bytes, tensor_bytes = frame_lengths(self._exactly(HEADER.size))
@@ -52,7 +49,6 @@ class Channel:
 
     def _exactly(self, count: int) -> bytes:
         while len(self._unread) < count:
-            self._flush()  # nothing more is here to be answered
             part = self.sock.recv(1 << 18)
             if not part:
                 raise EOFError
@@ -62,15 +58,7 @@ class Channel:
         return part
 
     def write(self, packer: Packer, skeleton: Any) -> None:
-        """Keeps a frame until there is nothing left to read: many small answers cross together."""
-        self._unsent += packer.frame(skeleton)
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._unsent:
-            self.sock.sendall(self._unsent)
-            self._unsent.clear()
+        self.sock.sendall(packer.frame(skeleton))
 
 
 class Remote:
