@@ -68,7 +68,7 @@ test: install sandbox browser servers ## run the whole test suite
 
 lint: install ## check and format the code
 	@$(BIN)/ruff check --fix src autograder samples tests solutions scripts notebooks benchmarks
-	@$(BIN)/ruff format src autograder samples tests scripts notebooks benchmarks
+	@$(BIN)/ruff format src autograder samples tests scripts benchmarks
 
 bench: install sandbox ## measure grading against stock nbgrader, side by side
 	@$(BIN)/python -m benchmarks.grading
