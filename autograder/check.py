@@ -5,6 +5,8 @@ Runs in the student's own kernel, on the public cases. Nothing here gives points
 
 import contextlib
 import html
+import inspect
+import linecache
 import re
 import sys
 from collections.abc import Iterable
@@ -18,6 +20,7 @@ from autograder.catalog import Chapter
 from autograder.inside.engine import describe_error
 from autograder.inside.worker import Cells
 from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
+from autograder.screen import not_countable
 from autograder.spec import Exercise, Local
 from autograder.submission import Submission
 
@@ -108,12 +111,34 @@ def book_address(exercise: Exercise, label: str) -> str:
     return f"book: {exercise.stem}.html#{label}"
 
 
-def check_names(chapter: Chapter, name: str, namespace: dict[str, Any]) -> Report:
-    """Runs an exercise's public cases on a namespace and returns the report."""
+def check_names(
+    chapter: Chapter, name: str, namespace: dict[str, Any], sources: dict[str, str] | None = None
+) -> Report:
+    """Runs an exercise's public cases on a namespace and returns the report; without `sources`, the cells that have
+    defined it are looked up in the kernel."""
     exercise = judge.exercises(chapter.stem)[name]
+
+    def why_not() -> str | None:
+        return not_countable(living_cells(namespace) if sources is None else sources, exercise.functions)
+
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
-        result = run_exercise(exercise, Local(namespace), PUBLIC_SEED, public=True)
+        result = run_exercise(exercise, Local(namespace, why_not), PUBLIC_SEED, public=True)
     return Report(result, None, pieces.borrowed_here(chapter, namespace, exercise.functions))
+
+
+def living_cells(namespace: dict[str, Any]) -> dict[str, str]:
+    """The sources of the cells whose functions and classes the kernel still has, by the name of one of them."""
+    found: dict[str, str] = {}
+    files: set[str] = set()
+    for name, thing in list(namespace.items()):
+        if getattr(thing, "__module__", None) != namespace.get("__name__"):
+            continue
+        for part in [thing, *(vars(thing).values() if isinstance(thing, type) else ())]:
+            code = getattr(inspect.unwrap(part) if callable(part) else part, "__code__", None)
+            if code is not None and code.co_filename not in files:
+                files.add(code.co_filename)
+                found[name] = "".join(linecache.getlines(code.co_filename))
+    return found
 
 
 def run_cells(chapter: Chapter, submission: Submission) -> tuple[dict[str, Any], Cells, dict[str, str]]:
@@ -146,7 +171,7 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
                 results.append({"name": entry.name, "passed": False, "near_miss": None, "message": told})
             continue
         cells.turn(entry.name)
-        report = check_names(chapter, entry.name, namespace)
+        report = check_names(chapter, entry.name, namespace, submission.sources)
         result = report.result
         results.append({
             "name": entry.name,

@@ -50,7 +50,7 @@ def own_functions(
         reason = why or errors.get(entry.name) or errors.get("file")
         if not reason:
             cells.turn(entry.name)
-            reason = _fault(chapter, entry, namespace)
+            reason = _fault(chapter, entry, namespace, submission.sources)
         found[name] = (
             getattr(judge.exercises(stem)[entry.name].reference, name) if reason else namespace[name]
         )
@@ -71,9 +71,9 @@ def _entry(chapter: Chapter, name: str) -> Entry:
     raise ValueError(f"the chapter {chapter.stem} has no exercise with {name}")
 
 
-def _fault(chapter: Chapter, entry: Entry, namespace: dict) -> str:
+def _fault(chapter: Chapter, entry: Entry, namespace: dict, sources: dict[str, str]) -> str:
     """What keeps an exercise from being used, or nothing."""
     if any(name not in namespace for name in entry.functions):
         return "not written yet"
-    result = check_names(chapter, entry.name, namespace).result
+    result = check_names(chapter, entry.name, namespace, sources).result
     return "" if result.passed else failure_line(result)

@@ -36,7 +36,7 @@ from autograder.catalog import Chapter
 from autograder.inside.codec import HEADER, Handle, Packer, ProtocolError, Unpacker, frame_lengths
 from autograder.inside.engine import Outcome, Raised, clone_tree, tensors_in
 from autograder.inside.meter import Meter
-from autograder.spec import BackendLost, Mismatch, Served
+from autograder.spec import MEASURED, BackendLost, Mismatch, Served
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -448,7 +448,7 @@ class Worker:
         self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
     ) -> Outcome:
         """Performs a step in the worker."""
-        if kind in ("measure", "held") and (why := self.not_countable()):
+        if kind in MEASURED and (why := self.not_countable()):
             raise Mismatch(why)
         self._served.clear()
         self._cost = Cost() if kind == "measure" else None

@@ -21,6 +21,7 @@ from autograder.inside.codec import Handle
 from autograder.inside.engine import Engine, Outcome, clone_tree, tensors_in
 
 HALF = (torch.float16, torch.bfloat16)
+MEASURED = ("measure", "held")  # steps whose answer is a cost
 
 
 class Backend(Protocol):
@@ -32,14 +33,20 @@ class Backend(Protocol):
 
 
 class Local:
-    """Performs steps in this process, on the names of a module or a dictionary."""
+    """Performs steps in this process, on the names of a module or a dictionary.
 
-    def __init__(self, namespace: dict[str, Any]):
+    `not_countable` says why the cost of an answer cannot be measured, as for a graded one; by default it always can.
+    """
+
+    def __init__(self, namespace: dict[str, Any], not_countable: Callable[[], str | None] = lambda: None):
         self.engine = Engine(namespace)
+        self.not_countable = not_countable
 
     def perform(
         self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
     ) -> Outcome:
+        if kind in MEASURED and (why := self.not_countable()):
+            raise Mismatch(why)
         for value in [*args, *(kwargs or {}).values()]:
             if isinstance(value, Served):
                 value.reset()

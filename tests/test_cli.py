@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from autograder import catalog, cli
+from autograder.check import check_names
 from autograder.commands.grade import print_class_table
 from autograder.course import CONFIG
 from samples.build import PATCH, answers, fill, write_class
@@ -139,6 +141,38 @@ def test_check_refuses_a_file_in_one_line(tmp_path, name, content, words):
     code, line = refused("check", STEM, write(tmp_path / name, content))
     assert code == 1
     assert words in line
+
+
+UNCOUNTED = answers("loss")["chunked_cross_entropy"].replace(
+    "logits = h @ w\n", "logits = h @ w\n        w.tolist()\n"
+)
+
+
+def test_check_refuses_a_cost_that_cannot_be_counted_as_grading_does(tmp_path):
+    path = write(tmp_path / "mine.py", UNCOUNTED)
+    for name in ("check", "grade"):
+        code, out, _ = command(name, "loss", path, "--json")
+        found = json.loads(out)[0]
+        found = (
+            found
+            if name == "check"
+            else next(e for e in found["exercises"] if not e["passed"] and e["points"])
+        )
+        assert code == (name == "check") and not found["passed"]
+        assert "cost cannot be counted, because of `tolist`" in found["message"]
+
+
+def test_check_in_a_notebook_reads_the_cells_that_the_kernel_still_has():
+    shell = InteractiveShell()
+    namespace = shell.user_ns
+    shell.run_cell(
+        "import torch\nimport torch.nn.functional as F\nfrom torch.utils.checkpoint import checkpoint"
+    )
+    for source, passed in ((UNCOUNTED, False), (answers("loss")["chunked_cross_entropy"], True)):
+        shell.run_cell(source)
+        result = check_names(catalog.chapter("loss"), "chunked_cross_entropy", namespace).result
+        assert result.passed == passed, result.message
+        assert ("`tolist`" in result.complaint) != passed
 
 
 def test_check_finds_the_chapters_notebook_itself(tmp_path, monkeypatch):
