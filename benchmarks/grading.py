@@ -1,7 +1,7 @@
 """What grading costs: `python -m benchmarks.grading [ways|growth|workers] [--submissions N] [--stem STEM] [--json FILE]`.
 
-- `ways`: three ways to grade the same notebooks into a gradebook, side by side: stock nbgrader (its own `Execute`, the same checks in
-  the cells), nbgrader with this project's preprocessor, and `course-llm grade --course`. Each is run on one notebook and on N; the difference
+- `ways`: three ways to grade the same notebooks into a gradebook, side by side: stock nbgrader (its own `Execute`, the same tests in
+  the cells, the reference's answers computed there as in any test that compares with one), nbgrader with this project's preprocessor, and `course-llm grade --course`. Each is run on one notebook and on N; the difference
   divided by N - 1 is what one more submission costs, the rest is start-up. Ratios against stock.
 - `growth`: `course-llm grade --course` on classes of several sizes, 20, 200 and 1,000 unless `--sizes` says otherwise.
 - `workers`: the same class with one process and with two, by wall time; wants two idle cores.
@@ -14,6 +14,7 @@ import ctypes
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from nbgrader.api import Gradebook
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +30,10 @@ from samples.build import answers, fill
 
 STOCK_CONFIG = "c = get_config()\nc.CourseDirectory.course_id = 'course_llm'\n"
 PR_SET_CHILD_SUBREAPER = 36
+SAME_TESTS = """from autograder import judge, spec
+result = judge.run_exercise(judge.exercises("{stem}")["{name}"], spec.Local(globals()), judge.GRADING_SEED, public=False)
+assert result.passed, result.message
+"""
 STOCK, PLUGIN, OURS = "stock nbgrader", "nbgrader with our preprocessor", "course-llm grade --course"
 
 
@@ -85,9 +91,19 @@ def graded(way: str, stem: str, count: int, folder: Path, workers: int = 1) -> U
         (target / f"{stem}.ipynb").write_text(notebook)
     if way == STOCK:
         (folder / "nbgrader_config.py").write_text(STOCK_CONFIG)
+        put_tests_into_cells(stem, folder)
     if way == OURS:
         return used_by("course-llm", "grade", stem, str(source), "--course", str(folder), "--workers", str(workers), "--json", cwd=folder)  # fmt: skip
     return used_by("nbgrader", "autograde", stem, cwd=folder)
+
+
+def put_tests_into_cells(stem: str, folder: Path) -> None:
+    """Gives the gradebook's test cells, which nbgrader puts in the place of the students', what is graded elsewhere outside of them."""
+    with Gradebook(f"sqlite:///{folder}/gradebook.db", "course_llm") as book:
+        for cell in book.find_notebook(stem, stem).source_cells:
+            if asked := re.fullmatch(r'check\("(\w+)"\)', cell.source):
+                cell.source = SAME_TESTS.format(stem=stem, name=asked[1])
+        book.db.commit()
 
 
 def ways(stem: str, count: int, folder: Path) -> list[dict]:
