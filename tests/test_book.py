@@ -518,13 +518,15 @@ def test_axe_finds_nothing(site, browser, axe, theme):  # noqa: F811
     context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 900})
     one = context.new_page()
     found = {}
+    # but for its colours a page is the same in both themes
+    rules = "" if theme == "light" else ", runOnly: ['color-contrast', 'link-in-text-block']"
     for name in site_pages(site):
         if name == "index.html" or (theme == "dark" and "/api" in name):  # large, and the same in both themes
             continue
         one.goto(address(site, name))
         one.add_style_tag(content=LAID_OUT)
         one.evaluate(axe)
-        result = one.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        result = one.evaluate(f"axe.run(document, {{resultTypes: ['violations']{rules}}})")
         for violation in result["violations"]:
             for node in violation["nodes"][:3]:
                 found.setdefault(violation["id"], []).append(

@@ -55,10 +55,19 @@ def folder(tmp_path_factory) -> Path:
     return mixed_class(tmp_path_factory.mktemp("class"))
 
 
-def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, tmp_path, run):
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    whole = run("course-llm", "grade", STEM, folder, "--course", undisturbed, "--workers", "1", "--json")
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory) -> tuple[Path, list[dict]]:
+    """The course after a run that nothing has disturbed, and its report."""
+    course = tmp_path_factory.mktemp("undisturbed") / "course"
+    command = ["course-llm", "grade", STEM, str(folder), "--course", str(course), "--workers", "1", "--json"]
+    whole = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert whole.returncode == 0, whole.stderr
+    return course, json.loads(whole.stdout)
+
+
+def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, undisturbed, tmp_path, run):
+    whole, first = undisturbed
+    killed = tmp_path / "killed"
     command = ["course-llm", "grade", STEM, str(folder), "--course", str(killed), "--workers", "2", "--json"]
     moments, done = random.Random(11), []
     for _ in range(KILLS):
@@ -70,9 +79,9 @@ def test_a_killed_run_goes_on_and_no_grade_is_lost_or_given_twice(folder, tmp_pa
     assert done == sorted(done)  # what is finished stays
     last = run(*command)
     assert last.returncode == 0, last.stderr
-    assert gradebook(killed) == gradebook(undisturbed)
-    assert notebooks(killed) == notebooks(undisturbed)
-    first, second = (json.loads(r.stdout) for r in (whole, last))
+    assert gradebook(killed) == gradebook(whole)
+    assert notebooks(killed) == notebooks(whole)
+    second = json.loads(last.stdout)
     assert [(r["submission"], r["points"]) for r in first] == [(r["submission"], r["points"]) for r in second]
     assert not list(killed.rglob("*.tmp")) or gradebook(killed)
 
@@ -120,7 +129,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_a_full_disk_is_a_clear_error_and_loses_nothing(folder, small_disk, tmp_path, run):
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(folder, undisturbed, small_disk, run):
     disk, resize = small_disk
     command = ("course-llm", "grade", STEM, folder, "--course", disk / "course", "--workers", "1")
     full = run(*command)
@@ -131,10 +140,8 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(folder, small_disk, tmp_
     after = run(*command)
     assert after.returncode == 0, after.stderr
     assert kept == 0 or f"{kept} of {STUDENTS} submissions are graded already" in after.stderr
-    undisturbed = tmp_path / "undisturbed"
-    run("course-llm", "grade", STEM, folder, "--course", undisturbed, "--workers", "1")
-    assert gradebook(disk / "course") == gradebook(undisturbed)
-    assert notebooks(disk / "course") == notebooks(undisturbed)
+    assert gradebook(disk / "course") == gradebook(undisturbed[0])
+    assert notebooks(disk / "course") == notebooks(undisturbed[0])
 
 
 def test_a_killed_grader_leaves_no_process_behind(folder, tmp_path):
