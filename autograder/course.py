@@ -45,14 +45,14 @@ class CourseError(ValueError):
 
 
 class Course:
-    """A course folder; made when it does not exist yet."""
+    """A course folder; made when it does not exist yet, if it may be. `stem` is the chapter that an error names."""
 
-    def __init__(self, root: Path, create: bool = False):
+    def __init__(self, root: Path, create: bool = False, stem: str = "STEM"):
         self.root = root.resolve()
         if not (self.root / "nbgrader_config.py").exists():
             if not create:
                 raise CourseError(
-                    f"{root} is not a course folder (it has no nbgrader_config.py); make it with: course-llm release STEM --course {root}"
+                    f"{root} is not a course folder (it has no nbgrader_config.py); make it with: course-llm release {stem} --course {root}"
                 )
             try:
                 self.root.mkdir(parents=True, exist_ok=True)

@@ -272,5 +272,5 @@ def test_leaderboard_grades_notebooks_and_reads_a_course(tmp_path):
 def test_leaderboard_says_what_it_needs(tmp_path):
     assert refused("leaderboard")[0] == 2
     assert refused("leaderboard", tmp_path, "--course", tmp_path)[0] == 2
-    assert "is not a course folder" in refused("leaderboard", "--course", tmp_path)[1]
+    assert "course-llm release capstone --course" in refused("leaderboard", "--course", tmp_path)[1]
     assert "there is no file" in refused("leaderboard", tmp_path / "none.ipynb")[1]

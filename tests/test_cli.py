@@ -227,12 +227,12 @@ def test_usage_errors_are_one_line_and_exit_code_2(arguments, words):
     assert words in line
 
 
-@pytest.mark.parametrize("name", ["collect", "feedback", "export"])
+@pytest.mark.parametrize("name", ["collect", "feedback", "export", "items", "regrade"])
 def test_a_folder_that_is_no_course_is_refused(tmp_path, name):
     folder = [tmp_path] if name == "collect" else []
     code, line = refused(name, STEM, *folder, "--course", tmp_path / "none")
     assert code == 1
-    assert "course-llm release" in line
+    assert f"course-llm release {STEM} --course {tmp_path / 'none'}" in line
     assert not (tmp_path / "none").exists()
 
 

@@ -44,7 +44,7 @@ def run_collect(arguments: argparse.Namespace) -> int:
     if arguments.source is not None:
         refuse_course_folder(arguments.source)
     try:
-        course = Course(arguments.course)
+        course = Course(arguments.course, stem=arguments.stem)
         if arguments.source is None:
             collected = course.collect_from_exchange(arguments.stem)
             print(f"collected {len(collected)} submissions into {arguments.course / 'submitted'}")

@@ -38,7 +38,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     ending = "" if form == "csv" else f"-{form}"
     target = arguments.to or arguments.course / f"{arguments.stem}{ending}.csv"
     try:
-        course = Course(arguments.course)
+        course = Course(arguments.course, stem=arguments.stem)
         if form == "csv":
             course.export(arguments.stem, target)
             print(f"wrote {target}")

@@ -29,7 +29,7 @@ def run_items(arguments: argparse.Namespace) -> int:
     from autograder.items import analyse, as_csv, plot, print_analysis
 
     try:
-        found = analyse(arguments.stem, Course(arguments.course).reports(arguments.stem))
+        found = analyse(arguments.stem, Course(arguments.course, stem=arguments.stem).reports(arguments.stem))
     except CourseError as error:
         raise Failure(str(error)) from None
     if arguments.plot:

@@ -37,7 +37,7 @@ def run_leaderboard(arguments: argparse.Namespace) -> int:
     unusable: dict[str, str] = {}
     if arguments.course:
         try:
-            reports = Course(arguments.course).reports(arguments.stem)
+            reports = Course(arguments.course, stem=arguments.stem).reports(arguments.stem)
         except CourseError as error:
             raise Failure(str(error)) from None
     else:

@@ -39,7 +39,7 @@ def run_regrade(arguments: argparse.Namespace) -> int:
     from autograder.submission import SubmissionError
 
     try:
-        regrade = Regrade(Course(arguments.course), arguments.stem, options, arguments.force)
+        regrade = Regrade(Course(arguments.course, stem=arguments.stem), arguments.stem, options, arguments.force)
         left = len(regrade.left)
         workers = arguments.workers or default_workers(left)
         with progress(left) as advance:

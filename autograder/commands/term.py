@@ -49,7 +49,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
     from autograder.course import Course, CourseError
 
     try:
-        course = Course(arguments.course)
+        course = Course(arguments.course, stem=arguments.stem)
         pages = course.feedback(arguments.stem)
     except CourseError as error:
         raise Failure(str(error)) from None
