@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from autograder import judge, sync
-from autograder.judge import GRADING_SEED, PUBLIC_SEED, Result, run_exercise
+from autograder.judge import GRADING_SEED, PUBLIC_SEED, Result, near_miss_result, run_exercise
 from autograder.spec import Exercise, Local
 
 SEEDS = ((PUBLIC_SEED, True), (GRADING_SEED, False))
@@ -101,8 +101,7 @@ def check_exercise(exercise: Exercise, solution: dict, blank: dict, points: int)
         if result.attempted or result.fraction:
             yield f"the blank exercise is not taken as such ({where}): {result.complaint}"
         for miss in exercise.near_misses:
-            names = {**exercise.reference_names(), **miss.names}
-            result = run_exercise(exercise, Local(names), seed, public)
+            result = near_miss_result(exercise, miss, seed, public)
             if result.passed:
                 yield f"near-miss {miss.name} passes ({where})"
             elif result.diagnosis is not miss:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autograder import checks
 from autograder.compare import BY_DTYPE, Tolerance
+from autograder.guard import off_the_clock
 from autograder.inside.engine import Outcome
 from autograder.spec import (
     Backend,
@@ -154,11 +155,18 @@ def prepared(exercise: Exercise, seed: int, public: bool) -> list[tuple[Group, l
 
 
 @functools.cache
-def near_miss_runs(exercise: Exercise, miss: NearMiss, seed: int, public: bool) -> list[CaseRun]:
-    """How a near-miss does in every case, in order."""
+def expected_cases(exercise: Exercise, seed: int, public: bool) -> tuple[Expected, ...]:
+    """All cases of an exercise, in order."""
+    return tuple(e for _, cases in prepared(exercise, seed, public) for e in cases)
+
+
+@functools.cache
+def near_miss_run(exercise: Exercise, miss: NearMiss, seed: int, public: bool, index: int) -> CaseRun:
+    """How a near-miss does in one case; not on the time of the answer that asks for it first."""
+    expected = expected_cases(exercise, seed, public)[index]
     names = {**exercise.reference_names(), **miss.names}
-    plan = prepared(exercise, seed, public)
-    return [run_case(e.case, exercise, Local(dict(names)), e.transcript) for _, cases in plan for e in cases]
+    with off_the_clock():
+        return run_case(expected.case, exercise, Local(names), expected.transcript)
 
 
 class Replay:
@@ -216,13 +224,32 @@ def run_exercise(
             runs.append(CaseRun(lost, []))
         result.groups.append(GroupResult(group, runs))
     result.lost = lost
-    if not result.passed and lost is None:
-        first = next(r for g in result.groups for r in g.runs if r.complaint)
-        if _is_the_blank(first):
-            result.attempted = False
-        else:
-            result.diagnosis = diagnose(exercise, [r for g in result.groups for r in g.runs], seed, public)
+    explain(result, seed, public)
     return result
+
+
+def near_miss_result(exercise: Exercise, miss: NearMiss, seed: int, public: bool) -> Result:
+    """The result of a near-miss, taken for an answer."""
+    result = Result(exercise, [])
+    index = 0
+    for group, cases in prepared(exercise, seed, public):
+        places = range(index, index := index + len(cases))
+        result.groups.append(
+            GroupResult(group, [near_miss_run(exercise, miss, seed, public, i) for i in places])
+        )
+    explain(result, seed, public)
+    return result
+
+
+def explain(result: Result, seed: int, public: bool) -> None:
+    """Adds to a result whether anything was attempted and which near-miss it is."""
+    runs = [run for group in result.groups for run in group.runs]
+    if result.passed or result.lost is not None or not runs:
+        return
+    if _is_the_blank(next(run for run in runs if run.complaint)):
+        result.attempted = False
+    else:
+        result.diagnosis = diagnose(result.exercise, runs, seed, public)
 
 
 def _is_the_blank(run: CaseRun) -> bool:
@@ -238,19 +265,24 @@ def diagnose(exercise: Exercise, runs: list[CaseRun], seed: int, public: bool) -
     It must answer like the near-miss in at least half of the cases that fail, one of them with a value rather than an
     error where the near-miss has values, and must not pass more than a third of what the near-miss fails.
     """
+    cases = expected_cases(exercise, seed, public)
     failing = [i for i, run in enumerate(runs) if run.complaint]
-    tolerances = [e.case.tolerance for _, cases in prepared(exercise, seed, public) for e in cases]
     best: tuple[float, NearMiss] | None = None
     for miss in exercise.near_misses:
-        theirs = near_miss_runs(exercise, miss, seed, public)
-        alike = [
-            i for i in failing if theirs[i].complaint and same_transcript(runs[i], theirs[i], tolerances[i])
-        ]
-        missed = [i for i, run in enumerate(theirs) if run.complaint]
-        contradicted = [i for i in missed if not runs[i].complaint]
-        if 2 * len(alike) < len(failing) or not alike or 3 * len(contradicted) > len(missed):
+        theirs = functools.partial(near_miss_run, exercise, miss, seed, public)
+        alike: list[int] = []
+        for done, i in enumerate(failing):
+            if 2 * (len(alike) + len(failing) - done) < len(failing):
+                break  # it can't answer like the near-miss in half of them any more
+            if theirs(i).complaint and same_transcript(runs[i], theirs(i), cases[i].case.tolerance):
+                alike.append(i)
+        if 2 * len(alike) < len(failing) or not alike:
             continue
-        if not any(_telling(theirs[i]) for i in alike) and any(_telling(theirs[i]) for i in missed):
+        missed = [i for i in range(len(runs)) if theirs(i).complaint]
+        contradicted = [i for i in missed if not runs[i].complaint]
+        if 3 * len(contradicted) > len(missed):
+            continue
+        if not any(_telling(theirs(i)) for i in alike) and any(_telling(theirs(i)) for i in missed):
             continue
         score = len(alike) / len(failing) - len(contradicted) / len(missed)
         if best is None or score > best[0]:

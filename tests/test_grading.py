@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from autograder import catalog
+from autograder import catalog, guard, judge
 from autograder.catalog import Chapter
 from autograder.grading import Grader, Options
 from autograder.sandbox import Limits, Sandbox
-from autograder.spec import BackendLost
+from autograder.spec import BackendLost, Local
 from autograder.submission import Submission
 from autograder.sync import SETUP
 from samples.build import answers
@@ -300,3 +300,35 @@ def test_no_temporary_folder_is_left(tmp_path, monkeypatch):
     with Sandbox(Chapter("none", "none", SETUP, "", (), {}, ())) as sandbox:
         sandbox.start_worker().close()
         assert os.listdir(tmp_path) == []
+
+
+def test_the_graders_own_work_is_not_on_the_clock_of_the_answer():
+    def work(seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    with guard.bounded_time(0.3):
+        with guard.off_the_clock():
+            work(0.6)
+        work(0.1)  # the clock stood still
+        with pytest.raises(BackendLost):
+            work(5)
+
+
+def test_a_near_miss_is_run_only_where_it_may_decide(monkeypatch):
+    """Whoever gives one wrong answer does not wait for all near-misses in all cases."""
+    exercise = judge.exercises("decoding")["top_p_filter"]
+    asked = []
+
+    def noted(exercise, miss, seed, public, index):
+        asked.append((miss.name, index))
+        return judge.near_miss_run.__wrapped__(exercise, miss, seed, public, index)
+
+    monkeypatch.setattr(judge, "near_miss_run", noted)
+    miss = exercise.near_misses[0]
+    names = {**exercise.reference_names(), **miss.names}
+    result = judge.run_exercise(exercise, Local(names), judge.GRADING_SEED, public=False)
+    assert result.diagnosis is miss
+    cases = len(judge.expected_cases(exercise, judge.GRADING_SEED, False))
+    assert len(set(asked)) < len(exercise.near_misses) * cases / 2
