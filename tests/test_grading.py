@@ -319,11 +319,11 @@ def test_the_graders_own_work_is_not_on_the_clock_of_the_answer():
 def test_a_near_miss_is_run_only_where_it_may_decide(monkeypatch):
     """Whoever gives one wrong answer does not wait for all near-misses in all cases."""
     exercise = judge.exercises("decoding")["top_p_filter"]
-    asked = []
+    asked, run = [], judge.near_miss_run
 
     def noted(exercise, miss, seed, public, index):
         asked.append((miss.name, index))
-        return judge.near_miss_run.__wrapped__(exercise, miss, seed, public, index)
+        return run(exercise, miss, seed, public, index)
 
     monkeypatch.setattr(judge, "near_miss_run", noted)
     miss = exercise.near_misses[0]
