@@ -12,6 +12,7 @@ import io
 import logging
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
@@ -29,6 +30,12 @@ ICON_CHARACTER = re.compile(r"[\ue000-\uf8ff]")  # in `content`, or in a variabl
 MATH = re.compile(r"<math\b.*?</math>", re.DOTALL)
 BUNDLE = "site.css"
 SOURCE = Path(__file__).parent.parent / "_static"
+SINGLE_NAME = re.compile(r"<mi>(&?\w+;|[^<])</mi>")
+ITALICS = {
+    chr(point): chr(int(unicodedata.decomposition(chr(point)).split()[-1], 16))
+    for point in [0x210E, *range(0x1D434, 0x1D7CC)]
+    if re.match("MATHEMATICAL ITALIC|PLANCK CONSTANT", unicodedata.name(chr(point), ""))
+}
 ICON_FONT, MATH_FONT = "icons.woff2", "math.woff2"
 
 
@@ -171,8 +178,12 @@ def with_small_icons(css, static):
 
 def fit_math_font(target, texts):
     """Keeps in the font of equations what the equations show; a root's sign is drawn, and stands in no text."""
-    shown = {char for text in texts for math in MATH.findall(text) for char in html.unescape(math)}
-    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | set("0123456789+-=()[]|,.√")})
+    equations = [math for text in texts for math in MATH.findall(text)]
+    shown = {char for math in equations for char in html.unescape(math)}
+    # a browser draws a letter that is a name of its own, <mi>d</mi>, with the character U+1D451, which stands in no text
+    names = {html.unescape(name) for math in equations for name in SINGLE_NAME.findall(math)}
+    slanted = {slant for slant, upright in ITALICS.items() if upright in names}
+    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | slanted | set("0123456789+-=()[]|,.√")})
 
 
 def with_fonts_inside(css, static):
@@ -192,5 +203,25 @@ def save_subset(source: Path, target: Path, points):
     cut = subset.Subsetter(options)
     cut.populate(unicodes=points)
     cut.subset(font)
+    if "MATH" in font:
+        even_roots(font)
     font.flavor = "woff2"
     font.save(target)
+
+
+def even_roots(font):
+    """Makes all sizes of the root's sign as wide as the smallest; the larger ones reach out to the left.
+
+    Chromium keeps the width of the widest sign for every root, which leaves a gap behind the small ones.
+    """
+    variants = font["MATH"].table.MathVariants
+    smallest = font.getBestCmap()[ord("√")]
+    sizes = variants.VertGlyphConstruction[variants.VertGlyphCoverage.glyphs.index(smallest)]
+    names = {record.VariantGlyph for record in sizes.MathGlyphVariantRecord}
+    names |= {part.glyph for part in sizes.GlyphAssembly.PartRecords}
+    width = font["hmtx"][smallest][0]
+    for name in names:
+        glyph, (advance, bearing) = font["glyf"][name], font["hmtx"][name]
+        glyph.coordinates.translate((width - advance, 0))
+        glyph.recalcBounds(font["glyf"])
+        font["hmtx"][name] = (width, bearing + width - advance)
