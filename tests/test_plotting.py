@@ -97,6 +97,16 @@ def test_only_the_light_picture_shows_without_a_style_sheet():
     assert "display:none" in dark and "display:none" not in light
 
 
+def test_a_picture_shrinks_no_further_than_its_letters_can_be_read():
+    def small(figure):
+        figure.text(0.5, 0.5, "small", fontsize=7.5)  # 10 pixels
+        figure.text(0.5, 0.5, " ", fontsize=1)
+
+    for draw, width, narrowest in [(small, 5, 432), (lambda figure: figure.text(0, 0, "x", fontsize=5), 5, 480)]:
+        assert figure_html(draw, alt="words", width=width).count(f"min-width:{narrowest}px") == 2
+    assert figure_html(lambda figure: None, alt="nothing", width=4).count("min-width:288px") == 2
+
+
 def test_svg_is_transparent_and_whole():
     for _, source in sources(figure_html(line, alt="a line")):
         svg = unquote(source.removeprefix("data:image/svg+xml,"))

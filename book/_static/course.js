@@ -22,8 +22,8 @@ document.querySelectorAll(".quiz").forEach((quiz) => {
 });
 
 // What scrolls in itself can be reached with the keyboard. Only what has been laid out is asked for its size.
-const BOXES = "pre, .cell_output > .output, .math, .bd-article table, .live-figure .scroll";
-const NAMES = { math: "Equation", scroll: "Table" };
+const BOXES = "pre, .cell_output > .output, .math, .bd-article table, .live-figure .scroll, .course-figure";
+const NAMES = { math: "Equation", scroll: "Table", "course-figure": "Figure" };
 const reachable = (box) => {
   const scrolls = box.scrollWidth > box.clientWidth || (box.matches("pre, .output") && box.scrollHeight > box.clientHeight);
   if (!scrolls || box.hasAttribute("tabindex")) return;

@@ -2,7 +2,8 @@
 
 A figure is a function that draws on a matplotlib figure. `show` calls it once with dark ink and once with
 light ink, and puts both pictures into one output: the page shows the one that fits its theme, and print shows
-the one with dark ink.
+the one with dark ink. On a narrow screen a picture shrinks until its smallest letters can just be read; then it scrolls
+in its own box.
 """
 
 import base64
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.text import Text
 
 # Each has a contrast of at least 3:1 on white and on the dark theme's background, and the first five stay
 # apart for readers who are colour-blind: tests/test_plotting.py measures both.
@@ -26,15 +28,17 @@ _INK = {"light": "#1f2328", "dark": "#e6e8eb"}
 _GRID = {"light": "#d0d4d9", "dark": "#454b54"}
 _SVG_LIMIT_BYTES = 400_000  # a longer SVG (many thousand points) becomes a PNG
 _PNG_DPI = 200
+_LEGIBLE_PX = 9  # the smallest letters of a picture are not shown smaller than this
 
 # In a plain notebook no style sheet speaks of these classes: the dark picture hides itself.
 _STYLE = (
+    ".course-figure{overflow-x:auto}"
     '[data-theme="dark"] .course-figure .only-dark,[data-jp-theme-light="false"] .course-figure .only-dark'
     "{display:block!important}"
     '[data-theme="dark"] .course-figure .only-light,[data-jp-theme-light="false"] .course-figure .only-light'
     "{display:none!important}"
     "@media print{.course-figure .only-light{display:block!important}"
-    ".course-figure .only-dark{display:none!important}}"
+    ".course-figure .only-dark{display:none!important}.course-figure img{min-width:0!important}}"
 )
 
 
@@ -97,10 +101,11 @@ def figure_html(
         raise ValueError(f"show needs width > 0 and height > 0 in inches, got width={width}, height={height}")
     pictures = []
     for theme in ("light", "dark"):
-        hidden = ' style="display:none"' if theme == "dark" else ""
+        address, narrowest = _render(draw, theme, width, height)
+        hidden = ";display:none" if theme == "dark" else ""
         pictures.append(
-            f'<img class="only-{theme}" src="{_render(draw, theme, width, height)}" alt="{html.escape(alt)}" '
-            f'width="{round(width * 96)}" height="{round(height * 96)}"{hidden}>'
+            f'<img class="only-{theme}" src="{address}" alt="{html.escape(alt)}" width="{round(width * 96)}" '
+            f'height="{round(height * 96)}" style="min-width:{narrowest}px{hidden}">'
         )
     return f'<div class="course-figure"><style>{_STYLE}</style>{"".join(pictures)}</div>'
 
@@ -141,19 +146,30 @@ def heatmap(
     return image
 
 
-def _render(draw: Callable[[Figure], object], theme: str, width: float | int, height: float | int) -> str:
-    """Returns the drawing as a data address: SVG, or PNG where the SVG would be too long."""
+def _narrowest(figure: Figure) -> int:
+    """Returns the width in pixels at which the smallest letters of a drawn figure can just be read."""
+    letters = [text.get_fontsize() for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    natural = figure.get_figwidth() * 96
+    smallest_px = min(letters, default=_LEGIBLE_PX) * 96 / 72
+    return round(natural * min(1, _LEGIBLE_PX / smallest_px))
+
+
+def _render(
+    draw: Callable[[Figure], object], theme: str, width: float | int, height: float | int
+) -> tuple[str, int]:
+    """Returns the drawing as a data address (SVG, or PNG where the SVG would be too long) and its least width in pixels."""
     with matplotlib.rc_context(style(theme)):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        narrowest = _narrowest(figure)
         svg = buffer.getvalue()
         if len(svg) <= _SVG_LIMIT_BYTES:
             # percent-encoded text compresses far better than base64
             text = " ".join(svg[svg.index("<svg") :].split())
-            return "data:image/svg+xml," + quote(text, safe=" ='/:;,()-+.")
+            return "data:image/svg+xml," + quote(text, safe=" ='/:;,()-+."), narrowest
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=_PNG_DPI, metadata={"Software": None}, transparent=True)
-        return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
+        return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode(), narrowest
