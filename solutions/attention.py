@@ -172,9 +172,12 @@ def attention_parameter_count(d_hidden, heads, d_k=None, d_v=None):
 # **Given** the number of positions `seq`, the width `d_hidden` and a `base`, **return** a `float32` tensor
 # `(seq, d_hidden)`, one row per position, counted from 0.
 #
-# **Rule.** Columns come in pairs. For the pair $i = 0, 1, …, d_{hidden}/2 - 1$ and position $t$,
+# **Rule.** Columns come in pairs. For the pair $i = 0, 1, …, d_\text{hidden}/2 - 1$ and position $t$,
 #
-# $$\text{column } 2i:\ \sin\frac{t}{\text{base}^{2i/d_{hidden}}}, \qquad \text{column } 2i+1:\ \cos\frac{t}{\text{base}^{2i/d_{hidden}}}$$
+# $$\begin{aligned}
+# \text{column } 2i &: \quad \sin\frac{t}{\text{base}^{2i/d_\text{hidden}}} \\
+# \text{column } 2i+1 &: \quad \cos\frac{t}{\text{base}^{2i/d_\text{hidden}}}
+# \end{aligned}$$
 #
 # **Raise** `ValueError` when `d_hidden` is odd.
 #
@@ -207,7 +210,10 @@ def sinusoidal_positions(seq, d_hidden, base=10000.0):
 #
 # **Rule.** The pair $(x_{2i}, x_{2i+1})$ of a row at position $t$ turns by the angle $\theta = t / \text{base}^{2i/\text{head\_dim}}$:
 #
-# $$x_{2i} \to x_{2i}\cos\theta - x_{2i+1}\sin\theta, \qquad x_{2i+1} \to x_{2i}\sin\theta + x_{2i+1}\cos\theta$$
+# $$\begin{aligned}
+# x_{2i} &\to x_{2i}\cos\theta - x_{2i+1}\sin\theta \\
+# x_{2i+1} &\to x_{2i}\sin\theta + x_{2i+1}\cos\theta
+# \end{aligned}$$
 #
 # A row's position is the number in `positions`, not the row's index: positions may start anywhere, have gaps and repeat. They
 # may have the shape `(seq,)`, or a row for each element of the batch, or axes of length 1. Compute the angles in `float32`
@@ -243,14 +249,17 @@ def apply_rope(x, positions, base=10000.0):
 #
 # **Rule.** Pre-norm, with two residual connections:
 #
-# $$h = x + \mathrm{attention}(\mathrm{norm}_1(x)), \qquad \text{result} = h + \mathrm{feedforward}(\mathrm{norm}_2(h))$$
+# $$\begin{aligned}
+# h &= x + \mathrm{attention}(\mathrm{norm}_1(x)) \\
+# \text{result} &= h + \mathrm{feedforward}(\mathrm{norm}_2(h))
+# \end{aligned}$$
 #
 # - $\mathrm{norm}$ is LayerNorm over the last axis: subtract the mean, divide by $\sqrt{\text{variance} + 10^{-5}}$ (the variance
 #   divides by `d_hidden`), multiply by the scale, add the bias. `ln1_scale`, `ln1_bias` belong to the first, `ln2_scale`,
 #   `ln2_bias` to the second.
 # - attention is multi-head self-attention with `w_q`, `w_k`, `w_v`, `w_o`, all `(d_hidden, d_hidden)` here. It is causal: position
 #   $i$ attends to the positions $0 … i$.
-# - feedforward is $\mathrm{GELU}(x W_{up} + b_{up}) W_{down} + b_{down}$ with the exact GELU, `F.gelu(...)`.
+# - feedforward is $\mathrm{GELU}(x W_\mathrm{up} + b_\mathrm{up}) W_\mathrm{down} + b_\mathrm{down}$ with the exact GELU, `F.gelu(...)`.
 #
 # There is no position encoding and no norm at the end.
 #

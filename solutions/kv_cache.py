@@ -169,7 +169,7 @@ def generate_cached(model, ids, max_new_tokens, eos_id=None):
 #
 # **Given** a boolean `real` `(batch, seq)`: False on the padding at the left of a row, True on its real tokens.
 #
-# **Return** int64 positions `(batch, seq)`: 0 at the first real token of each row, then 1, 2, … . What stands on padding does
+# **Return** int64 positions `(batch, seq)`: 0 at the first real token of each row, then 1, 2 and so on. What stands on padding does
 # not matter.
 #
 # **Example**: [False, False, True, True, True] gives [·, ·, 0, 1, 2].
@@ -196,7 +196,7 @@ def positions_from_padding(real):
 #
 # **Return** three numbers: FLOPs, bytes, and FLOPs per byte. With $d$ = heads · head_dim a layer has
 #
-# $$w = 2 d^2 + 2\, d \cdot \text{kv\_heads} \cdot \text{head\_dim} + 2\, d \cdot d_{ff}$$
+# $$w = 2 d^2 + 2\, d \cdot \text{kv\_heads} \cdot \text{head\_dim} + 2\, d \cdot d_\mathrm{ff}$$
 #
 # weights (queries and output; keys and values; two feed-forward matrices). Each weight costs a multiplication and an addition per
 # token, and attention 4 · seq · $d$ more for scores and weighted sum:

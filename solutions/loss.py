@@ -181,7 +181,7 @@ def perplexity(nll_sums, token_counts):
 #
 # Given `nll_sum`, the loss of a whole text in nats (a 0-d tensor), and the `text`, return the number of bits that the model
 # needs per byte, a 0-d tensor. A bit is $\ln 2$ nats. The bytes are those of the text in UTF-8, spaces and line ends among
-# them: `"β"` has two, `"🧬"` four. An empty text raises a `ValueError` with a message.
+# them: `"β"` has two, `"→"` three. An empty text raises a `ValueError` with a message.
 #
 # Example: $8 \ln 2$ nats for `"aorta"` are 8 bits over 5 bytes, 1.6. The same nats for `"β-cell"` are 8 bits over 7 bytes.
 

@@ -297,11 +297,18 @@ def test_font_of_equations_is_in_the_style_sheet_and_draws_roots(site, page):  #
     assert "math.woff2" not in css and "icons.woff2" not in css, "a font comes after the page"
     page.goto(address(site, "book/attention.html"))
     assert page.evaluate("document.fonts.check('16px \"Book Math\"')")
+    shown = TTFont(font).getBestCmap()
+    assert {0x1D451, 0x210E, 0x1D703} <= set(shown), "the slanted letters d, h and θ, which <mi> is drawn with"
     root, inside = page.evaluate(
         "(() => { const root = document.querySelector('msqrt');"
         "return [root, root.firstElementChild].map((node) => node.getBoundingClientRect().width); })()"
     )
     assert root > inside + 4, "the sign of the root has no width"
+    gap = page.evaluate(
+        "(() => { const root = document.querySelector('msqrt');"
+        "return root.getBoundingClientRect().right - root.firstElementChild.getBoundingClientRect().right; })()"
+    )
+    assert gap < 1, "behind a root stands the room of a larger sign"
 
 
 def test_no_line_ends_between_an_equation_and_its_signs():
@@ -337,6 +344,11 @@ def test_chapter_opens_with_question_aims_and_picture_and_closes_alike(path):
         for pattern in (r"\*\*[^*]+\?\*\*", r"After .+ you can\n\n- ", r"^show\(|\nshow\(")
     )
     assert question.start() < aims.start() < picture.start()
+    assert not re.search(r"\{code-cell\} ipython3\n(?!:tags: \[hide-input\])", opening[: picture.start()]), (
+        "code is shown before the picture"
+    )
+    neighbours = r"^:tags: \[hide-input\]\n(?:(?!```).*\n)*```\n\n```\{code-cell\} ipython3\n:tags: \[hide-input\]"
+    assert not re.search(neighbours, text, re.MULTILINE), "two hidden cells follow each other: make them one"
     closing = text[text.index("## Summary\n") :]
     assert closing.count("- question:") >= 5
     assert f"]({path.stem}_exercises.md)" in closing

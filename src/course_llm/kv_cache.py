@@ -268,7 +268,7 @@ def kv_cache_bytes(
     """Returns the size of the KV cache in bytes: 2 * layers * kv_heads * head_dim * batch * seq * bytes.
 
     The 2 is for keys and values. With kv_heads * head_dim = d_hidden and two bytes (FP16) this is the
-    lecture's 2 * 2 * batch * seq * layers * d_hidden.
+    common 2 * 2 * batch * seq * layers * d_hidden.
 
     Args:
         batch: sequences.
