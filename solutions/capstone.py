@@ -13,7 +13,7 @@
 #
 # **The weights.** `LayerWeights`, `LatentLayerWeights` and `ModelWeights` are frozen dataclasses: `help(LayerWeights)` shows
 # the fields. Row vectors times weights (`x @ w`); heads are consecutive column blocks, as in `split_heads`. Every norm is an RMSNorm over the
-# last axis with epsilon 1e-5: x / √(mean(x²) + 1e-5) · scale; `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
+# last axis with epsilon 1e-5: $x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}$ times the scale; `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
 #
 # **To hear it speak**, when all is written, run in a cell of your own:
 #
@@ -108,7 +108,7 @@ class ModelCache:
 # 2. RMSNorm over head_dim on every head's queries (scale `q_norm`) and keys (scale `k_norm`);
 # 3. rotate queries and keys by their positions in the text: the first new token stands at `cache.length`;
 # 4. store keys and values, `cache.update(index, k, v)`; the keys are stored normed and rotated;
-# 5. attend causally from the new rows to all rows so far, scale 1/√head_dim; merge the heads; multiply with `w_o`.
+# 5. attend causally from the new rows to all rows so far, scale $1/\sqrt{\text{head\_dim}}$; merge the heads; multiply with `w_o`.
 #
 # `heads · head_dim` may differ from `d_hidden`. **Cost**: with width = heads · head_dim at most
 # 8 · new · d_hidden · width + 4 · new · keys · width FLOPs per row of the batch, where keys are all tokens so far.

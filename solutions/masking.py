@@ -20,7 +20,7 @@
 # arguments in place.
 
 # %% [markdown] exercise="causal_mask" points=3 minutes=10
-# ## 1. Causal mask
+# ## Causal mask
 #
 # **Given** the number of tokens `n` and a floating-point `dtype`, **return** the additive causal mask, a tensor of shape
 # `(n, n)` and of that dtype.
@@ -51,7 +51,7 @@ def causal_mask(n, dtype=torch.float32):
 # 3. `torch.full((n, n), float("-inf"), dtype=dtype)` followed by `.triu(1)` is the whole mask.
 
 # %% [markdown] exercise="masked_softmax" points=5 minutes=20
-# ## 2. From scores to weights
+# ## From scores to weights
 #
 # **Given** `scores` of shape `(..., queries, keys)` and an additive `mask` (`0` or `-inf`, same dtype, of any shape that
 # broadcasts to that of the scores), **return** the attention weights in the shape and dtype of the scores.
@@ -87,12 +87,12 @@ def masked_softmax(scores, mask):
 # 4. Set empty rows of `scores + mask` to 0 with `masked_fill`, take the softmax, and set all masked weights to 0 with a second `masked_fill`.
 
 # %% [markdown] exercise="causal_self_attention" points=4 minutes=15
-# ## 3. Causal self-attention
+# ## Causal self-attention
 #
 # **Given** queries `q`, keys `k` and values `v`, each `(..., seq, d)`, **return** the output of masked self-attention,
 # `(..., seq, d)`, in their dtype.
 #
-# **Rule.** softmax(q kᵀ / √d + M) v, where M is the causal mask: output i is a weighted mean of the values 0 to i. Output i has
+# **Rule.** $\mathrm{softmax}(q k^\top / \sqrt{d} + M)\, v$, where $M$ is the causal mask: output i is a weighted mean of the values 0 to i. Output i has
 # exactly zero gradient with respect to every later position. You may use your functions from above.
 #
 # **Example.** If all queries are 0, all scores are equal and each output is the mean of the values so far: the values
@@ -116,7 +116,7 @@ def causal_self_attention(q, k, v):
 # 3. `masked_softmax(scores, causal_mask(q.shape[-2], scores.dtype)) @ v`.
 
 # %% [markdown] exercise="causal_mask_with_past" points=4 minutes=10
-# ## 4. Causal mask for the newest tokens
+# ## Causal mask for the newest tokens
 #
 # While text is generated, the keys of all earlier tokens are kept, and only the newest tokens ask.
 #
@@ -147,7 +147,7 @@ def causal_mask_with_past(queries, keys):
 # 3. `torch.tril` takes a `diagonal` argument: keys - queries moves the triangle to the right.
 
 # %% [markdown] exercise="padding_mask" points=3 minutes=10
-# ## 5. Padding mask
+# ## Padding mask
 #
 # Texts of unequal length are padded on the right to one length, so that they fit into one tensor.
 #
@@ -176,7 +176,7 @@ def padding_mask(lengths, seq):
 # 3. The last real token of a text of length 2 stands at position 1: use `<`.
 
 # %% [markdown] exercise="causal_padding_mask" points=4 minutes=15
-# ## 6. Causal and padding together
+# ## Causal and padding together
 #
 # **Given** `real`, a boolean tensor of shape `(batch, seq)` that is `True` on real tokens and `False` on padding, **return** a boolean mask of
 # shape `(batch, 1, seq, seq)`. The axis of size 1 broadcasts over the heads.
@@ -208,7 +208,7 @@ def causal_padding_mask(real):
 # 3. `real[:, None, None, :]` has the shape (batch, 1, 1, seq); the triangle `torch.ones(seq, seq, dtype=torch.bool).tril()` broadcasts with it.
 
 # %% [markdown] exercise="sliding_window_mask" points=4 minutes=10
-# ## 7. Sliding window
+# ## Sliding window
 #
 # **Given** the number of tokens `n` and a `window`, **return** a boolean mask of shape `(n, n)`.
 #
@@ -240,7 +240,7 @@ def sliding_window_mask(n, window):
 # 3. With `i = torch.arange(n)[:, None]` and `j = torch.arange(n)`: `(i - j >= 0) & (i - j < window)`.
 
 # %% [markdown] exercise="document_mask" points=4 minutes=10
-# ## 8. Packed documents
+# ## Packed documents
 #
 # Instead of padding short texts, training packs several into one row. They must not read each other.
 #
@@ -275,7 +275,7 @@ def document_mask(document_ids):
 # 3. `document_ids[..., :, None] == document_ids[..., None, :]`, and the triangle `torch.ones(seq, seq, dtype=torch.bool).tril()`.
 
 # %% [markdown] exercise="prefix_lm_mask" points=3 minutes=10
-# ## 9. Prefix language model
+# ## Prefix language model
 #
 # A question may be read as a whole before the answer is written token by token.
 #
@@ -307,7 +307,7 @@ def prefix_lm_mask(n, prefix):
 # 3. A slice can be set: `mask[:prefix, :prefix] = True`. Or join two conditions with `|`: key ≤ query, or key < prefix.
 
 # %% [markdown] exercise="find_leaks" points=8 minutes=20
-# ## 10. Does the model cheat?
+# ## Does the model cheat?
 #
 # You are given a model as a black box and have to find out which of its outputs depend on later tokens.
 #

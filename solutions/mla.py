@@ -92,11 +92,11 @@ def expand_kv(c, w_uk, w_uv, heads):
 #
 # **Rule.**
 #
-# 1. Latent c = h·W_DKV; content keys and values are expanded from it, per head.
-# 2. Content queries are h·W_Q, rotary queries h·W_QR, both cut into heads; then each rotary query is rotated by its position.
+# 1. Latent $c = h W_{DKV}$; content keys and values are expanded from it, per head.
+# 2. Content queries are $h W_Q$, rotary queries $h W_{QR}$, both cut into heads; then each rotary query is rotated by its position.
 # 3. One rotary key for all heads: `apply_rope(h @ w_kr, positions)`.
-# 4. The score of a query with a key is (content · content + rotary · rotary) / √(d_h + d_r).
-# 5. Causal mask, softmax over the keys, weighted sum of the values, heads side by side, times W_O.
+# 4. The score of a query with a key is (content · content + rotary · rotary) / $\sqrt{d_h + d_r}$.
+# 5. Causal mask, softmax over the keys, weighted sum of the values, heads side by side, times $W_O$.
 #
 # **Example.** With a single token the softmax is 1, and the output is `h @ w_dkv @ w_uv @ w_o`.
 
@@ -133,9 +133,9 @@ def latent_attention(h, weights):
 # **Given** the last rows `h` of a sequence (all of them, a chunk, or one), the latents `c` and rotated keys `k_r` of the whole
 # sequence, and `weights`, **return** the same output for the rows in `h` as the naive form.
 #
-# **Rule.** Never build a key or a value, not for one head either. Per head, (q·W_UKᵀ)·cᵀ equals q·(c·W_UK)ᵀ, and
-# (attention·c)·W_UV equals attention·(c·W_UV). `k_r` comes rotated; the rotary queries you rotate yourself, at the positions
-# keys − queries, …, keys − 1. The mask lets the last row see every key. The scale stays 1/√(d_h + d_r).
+# **Rule.** Never build a key or a value, not for one head either. Per head, $(q\, W_{UK}^\top)\, c^\top$ equals $q\, (c\, W_{UK})^\top$, and
+# $(a\, c)\, W_{UV}$ equals $a\, (c\, W_{UV})$, with $a$ the attention weights. `k_r` comes rotated; the rotary queries you rotate yourself, at the positions
+# keys − queries, …, keys − 1. The mask lets the last row see every key. The scale stays $1/\sqrt{d_h + d_r}$.
 #
 # **Example.** With 1 query and 256 keys, d_c = 4 and d_h = 64, no tensor may have 256 × 64 numbers.
 
@@ -170,9 +170,9 @@ def latent_attention_absorbed(h, c, k_r, weights):
 # with every key, `(batch, heads, seq, seq)`, without a mask.
 #
 # **Rule.** `q_r` and `k_r` come unrotated: rotate both by the given positions (they may start anywhere and have gaps). The
-# content parts stay as they are. The sum of the two products is scaled by 1/√(d_h + d_r).
+# content parts stay as they are. The sum of the two products is scaled by $1/\sqrt{d_h + d_r}$.
 #
-# **Example.** One token, `q_c = [3, 0]`, `k_c = [2, 0]`, `q_r = k_r = [1, 0]`: the score is (6 + 1)/√4 = 3.5 at any position.
+# **Example.** One token, `q_c = [3, 0]`, `k_c = [2, 0]`, `q_r = k_r = [1, 0]`: the score is $(6 + 1)/\sqrt{4} = 3.5$ at any position.
 
 # %% exercise="decoupled_rope_scores"
 def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):

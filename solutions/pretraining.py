@@ -22,7 +22,7 @@ import os
 from torch import nn
 
 # %% [markdown] exercise="train_bpe" points=8 minutes=20
-# ## 1. Learning byte pairs
+# ## Learning byte pairs
 #
 # **Given** `word_counts`, a dictionary from words to how often each occurs, and a number of `merges`, **return** the merges that byte-pair
 # encoding learns: a list of pairs `(left, right)` of `bytes`, in the order in which they were learned.
@@ -80,7 +80,7 @@ def train_bpe(word_counts, merges):
 # 4. To join a pair, walk through the tokens with an index: if this token and the next are the pair, append their sum and go on by two, else append the token and go on by one.
 
 # %% [markdown] exercise="bpe_encode" points=6 minutes=10
-# ## 2. Applying byte pairs
+# ## Applying byte pairs
 #
 # **Given** a `word` (a string) and the list of `merges` from the exercise before, **return** the word's tokens, a list of `bytes`.
 #
@@ -111,7 +111,7 @@ def bpe_encode(word, merges):
 # 3. `tokens[i:i + 2] = [tokens[i] + tokens[i + 1]]` joins two tokens of a list at place i.
 
 # %% [markdown] exercise="pack" points=6 minutes=15
-# ## 3. Packing documents into rows
+# ## Packing documents into rows
 #
 # **Given** `documents`, a list of lists of token ids, the id `eos_id` of the end of text, and the length of a row, `block`, **return** three int64 tensors
 # of shape `(rows, block)`: inputs, targets, and document ids.
@@ -156,7 +156,7 @@ def pack(documents, eos_id, block):
 # 3. With n rows, the inputs are `stream[: n * block]` and the targets `stream[1 : n * block + 1]`, both reshaped to `(n, block)`. Mind the empty stream.
 
 # %% [markdown] exercise="random_batch" points=6 minutes=10
-# ## 4. Random rows
+# ## Random rows
 #
 # **Given** a stream of `tokens`, shape `(n,)`, the row length `block`, the number of rows `batch`, and a `generator`, **return** `(inputs, targets)`, both
 # `(batch, block)` with the dtype of the tokens.
@@ -190,7 +190,7 @@ def random_batch(tokens, block, batch, generator):
 # 3. Cut `tokens[i : i + block + 1]` for each start and `torch.stack` them: all columns but the last are the inputs, all but the first the targets.
 
 # %% [markdown] exercise="learning_rate" points=6 minutes=10
-# ## 5. The learning rate
+# ## The learning rate
 #
 # **Given** a `step` that counts from 0, the `peak` rate, the number of `warmup` steps, the `total` number of steps and a `floor`, **return** the learning rate
 # of the step, a float.
@@ -198,8 +198,10 @@ def random_batch(tokens, block, batch, generator):
 # **Rule.**
 #
 # - Before `warmup`, a straight line: peak · (step + 1) / warmup.
-# - From `warmup` to `total`, half a cosine from peak to floor: floor + (peak − floor) · (1 + cos(π x)) / 2, where x runs from 0 at step `warmup` to 1 at
-#   step `total`.
+# - From `warmup` to `total`, half a cosine from peak to floor, where $x$ runs from 0 at step `warmup` to 1 at step `total`:
+#
+#   $$\text{floor} + (\text{peak} - \text{floor})\,\frac{1 + \cos(\pi x)}{2}$$
+#
 # - From `total` on, floor.
 # - So steps warmup − 1 and warmup both have the peak. `warmup` may be 0: then step 0 has the peak.
 # - A negative `step` or `warmup` is a `ValueError`.
@@ -227,16 +229,21 @@ def learning_rate(step, peak, warmup, total, floor):
 # 3. At x = 0 the cosine is 1 and the rate is the peak; at x = 1 it is −1 and the rate is the floor. Check your formula at both ends.
 
 # %% [markdown] exercise="adamw_step" points=8 minutes=15
-# ## 6. One step of AdamW
+# ## One step of AdamW
 #
 # **Given** a parameter `param`, its gradient `grad`, the running means `m` and `v`, the number of this `step` (counted from 1), `lr`, `betas`, `eps` and
 # `weight_decay`, **return** the new `(param, m, v)`, in the dtype of the arguments, which stay unchanged.
 #
-# **Rule**, as in `torch.optim.AdamW`, with (β₁, β₂) = betas:
+# **Rule**, as in `torch.optim.AdamW`. With $\theta$ for `param`, $g$ for `grad`, $s$ for `step`, $\eta$ for `lr`, $(\beta_1, \beta_2)$ for `betas`, $\epsilon$ for `eps` and $\lambda$ for
+# `weight_decay`:
 #
-# - m ← β₁ m + (1 − β₁) grad, and v ← β₂ v + (1 − β₂) grad².
-# - Both started at 0 and are too small at first. Corrected they are m̂ = m / (1 − β₁^step) and v̂ = v / (1 − β₂^step). What is returned are m and v themselves.
-# - param ← param · (1 − lr · weight_decay) − lr · m̂ / (√v̂ + eps).
+# $$\begin{aligned}
+# m &\leftarrow \beta_1 m + (1 - \beta_1)\, g \\
+# v &\leftarrow \beta_2 v + (1 - \beta_2)\, g^2 \\
+# \theta &\leftarrow (1 - \eta \lambda)\, \theta - \eta\, \frac{m / (1 - \beta_1^s)}{\sqrt{v / (1 - \beta_2^s)} + \epsilon}
+# \end{aligned}$$
+#
+# - Both means started at 0 and are too small at first; the divisions correct that. What is returned are $m$ and $v$ themselves.
 # - A `step` below 1 is a `ValueError`.
 #
 # **Example.** In step 1, with m = v = 0, weight_decay 0 and eps 0, every entry moves by exactly lr against the sign of its gradient: param 1, grad 2, lr 0.1 gives
@@ -263,7 +270,7 @@ def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
 # 3. In float16 a small number times grad² can vanish. Computing in float32 and converting at the end (`.to(param.dtype)`) is safe.
 
 # %% [markdown] exercise="clip_gradients" points=4 minutes=10
-# ## 7. Clipping gradients
+# ## Clipping gradients
 #
 # **Given** `grads`, a list of gradients of any shapes, and `max_norm`, **return** `(clipped, norm)`: a list of new gradients, and the common norm *before*
 # clipping (a 0-d tensor or a number).
@@ -292,7 +299,7 @@ def clip_gradients(grads, max_norm):
 # 3. Avoid a division by 0 when all gradients are 0: compare first, divide only if the norm is above max_norm.
 
 # %% [markdown] exercise="accumulate_gradients" points=7 minutes=15
-# ## 8. Gradient accumulation
+# ## Gradient accumulation
 #
 # **Given** a `model` (token ids `(batch, seq)` to logits `(batch, seq, vocab)`) and `microbatches`, a list of pairs `(inputs, targets)` whose shapes differ
 # from pair to pair, leave in the `.grad` of the model's parameters the gradient of the mean loss per token over *all* microbatches together, and **return** that mean loss, a 0-d
@@ -333,7 +340,7 @@ def accumulate_gradients(model, microbatches):
 # 3. `F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")` is a microbatch's sum; `model.zero_grad()` clears the old gradients.
 
 # %% [markdown] exercise="pretrain" points=8 minutes=20
-# ## 9. The training loop
+# ## The training loop
 #
 # **Given** a `model` (token ids to logits, as above), a stream of `tokens`, the number of `steps`, `batch` and `block` of each batch, `peak_lr`, `warmup` and a `generator`, train the
 # model in place and **return** a list of floats: the training loss of each step, in nats per token, measured before that step's update.
@@ -383,7 +390,7 @@ def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
 # 4. `accumulate_gradients(model, [(inputs, targets)])` does the loss and the gradient at once; `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` clips in place.
 
 # %% [markdown] exercise="save_checkpoint" points=7 minutes=20
-# ## 10. Checkpoints
+# ## Checkpoints
 #
 # Write two functions. `save_checkpoint(path, model, optimizer, step, generator)` writes a file; `load_checkpoint(path, model, optimizer, generator)` reads it, puts the state of
 # all three objects back *in place*, and **returns** the step.
@@ -432,7 +439,7 @@ def load_checkpoint(path, model, optimizer, generator):
 # 3. Save under `str(path) + ".part"` and rename with `os.replace(str(path) + ".part", path)`. Whatever happens before the last line, the old file is still there.
 
 # %% [markdown] exercise="parameter_count" points=5 minutes=10
-# ## 11. Counting parameters and FLOPs
+# ## Counting parameters and FLOPs
 #
 # Write two functions.
 #
@@ -467,14 +474,14 @@ def training_flops(parameters, tokens):
 # 2. One layer: 4 · d_hidden² + 2 · d_hidden · d_ff. Do not assume d_ff = 4 · d_hidden.
 
 # %% [markdown] exercise="fit_power_law" points=6 minutes=15
-# ## 12. Fitting a power law
+# ## Fitting a power law
 #
-# **Given** `x` (parameters, tokens or FLOPs) and `loss`, two tensors of shape `(n,)`, **return** `(alpha, c)` of the law L = (c / x)^alpha (two numbers or 0-d tensors).
+# **Given** `x` (parameters, tokens or FLOPs) and `loss`, two tensors of shape `(n,)`, **return** `(alpha, c)` of the law $L = (c / x)^\alpha$ (two numbers or 0-d tensors).
 #
-# **Rule.** Take logarithms: log L = alpha · log c − alpha · log x is a straight line in log x. Fit it by ordinary least squares of log L on log x, over all points, and read alpha and c off its
+# **Rule.** Take logarithms: $\log L = \alpha \log c - \alpha \log x$ is a straight line in $\log x$. Fit it by ordinary least squares of $\log L$ on $\log x$, over all points, and read $\alpha$ and $c$ off its
 # slope and intercept. Fewer than two points, or a value that is not above 0, are a `ValueError`.
 #
-# **Example.** The points (1, 4), (4, 2), (16, 1) lie on L = (16 / x)^0.5: alpha is 0.5 and c is 16.
+# **Example.** The points (1, 4), (4, 2), (16, 1) lie on $L = (16 / x)^{0.5}$: `alpha` is 0.5 and `c` is 16.
 
 
 # %% exercise="fit_power_law"
@@ -494,20 +501,23 @@ def fit_power_law(x, loss):
 # 3. c = exp(intercept / alpha). Compute in float64: c is far away from the points and amplifies rounding.
 
 # %% [markdown] exercise="fit_chinchilla" points=7 minutes=20
-# ## 13. The Chinchilla fit
+# ## The Chinchilla fit
 #
-# **Given** `parameters` N, `tokens` D and `loss` L of some training runs, three tensors of shape `(n,)`, **return** `(E, A, B, alpha, beta)` of the law
-# L = E + A / N^alpha + B / D^beta (five numbers or 0-d tensors).
+# **Given** `parameters` $N$, `tokens` $D$ and `loss` $L$ of some training runs, three tensors of shape `(n,)`, **return** `(E, A, B, alpha, beta)` of the law
 #
-# **Rule.** Minimise the sum over runs of the Huber loss, with delta = 1e-3, of log L predicted minus log L measured. The Huber loss of a difference z is z²/2 if |z| ≤ delta and
-# delta · (|z| − delta/2) beyond: an odd run counts linearly, not squared. All five are above 0. The minimum has to be found well enough: your objective may be 3 % above the best. Fewer than five
+# $$L = E + \frac{A}{N^\alpha} + \frac{B}{D^\beta}$$
+#
+# (five numbers or 0-d tensors).
+#
+# **Rule.** Minimise the sum over runs of the Huber loss, with $\delta = 10^{-3}$, of $\log L$ predicted minus $\log L$ measured. The Huber loss of a difference $z$ is $z^2/2$ if $|z| \le \delta$ and
+# $\delta\,(|z| - \delta/2)$ beyond: an odd run counts linearly, not squared. All five are above 0. The minimum has to be found well enough: your objective may be 3 % above the best. Fewer than five
 # runs, or a value that is not above 0, are a `ValueError`. The time limit is generous but not endless: a few starts, not thousands.
 #
-# **How.** The problem is well-behaved in log E, log A and log B, with exponents that start near 0.4, and with N and D divided by their geometric means (multiply A by (mean N)^alpha and B by (mean D)^beta at the
+# **How.** The problem is well-behaved in $\log E$, $\log A$ and $\log B$, with exponents that start near 0.4, and with $N$ and $D$ divided by their geometric means $\bar N$ and $\bar D$ (multiply $A$ by $\bar N^\alpha$ and $B$ by $\bar D^\beta$ at the
 # end). Work in float64. `torch.optim.LBFGS` with `line_search_fn="strong_wolfe"` and a small `tolerance_change` finds the minimum. `F.huber_loss(a, b, delta=1e-3)` is the Huber
 # loss.
 #
-# **Example.** Runs that follow E = 1.69, A = 406.4, B = 410.7, alpha = 0.34, beta = 0.28 exactly give these five numbers back.
+# **Example.** Runs that follow $E = 1.69$, $A = 406.4$, $B = 410.7$, $\alpha = 0.34$, $\beta = 0.28$ exactly give these five numbers back.
 
 
 # %% exercise="fit_chinchilla"
@@ -555,15 +565,16 @@ def fit_chinchilla(parameters, tokens, loss):
 # 4. Start from several exponents (0.2, 0.4, 0.8) and keep the result with the lowest objective. Undo the centring: A = exp(log A' + alpha · mean log N).
 
 # %% [markdown] exercise="compute_optimal" points=5 minutes=15
-# ## 14. Spending a budget
+# ## Spending a budget
 #
-# **Given** a budget `flops` and the constants `A`, `B`, `alpha`, `beta` of L = E + A / N^alpha + B / D^beta, **return** `(N, D)`, the parameters and tokens with the lowest loss among all with
-# 6 · N · D = flops. They are floats and are not rounded. A budget that is not above 0 is a `ValueError`.
+# **Given** a budget `flops`, $C$, and the constants `A`, `B`, `alpha`, `beta` of $L = E + A / N^\alpha + B / D^\beta$, **return** `(N, D)`, the parameters and tokens with the lowest loss among all with
+# $6 N D = C$. They are floats and are not rounded. A budget that is not above 0 is a `ValueError`.
 #
-# **Rule.** Put D = flops / (6 N) into the law and set the derivative in N to 0. The result is
-# N = G · (flops / 6)^(beta / (alpha + beta)) with G = (alpha · A / (beta · B))^(1 / (alpha + beta)), and D = flops / (6 N).
+# **Rule.** Put $D = C / (6N)$ into the law and set the derivative in $N$ to 0. The result is
 #
-# **Example.** With A = B = 1 and alpha = beta = 0.5, a budget of 600 FLOPs gives N = 10 and D = 10.
+# $$N = G \left(\frac{C}{6}\right)^{\beta / (\alpha + \beta)}, \quad G = \left(\frac{\alpha A}{\beta B}\right)^{1 / (\alpha + \beta)}, \quad D = \frac{C}{6N}$$
+#
+# **Example.** With $A = B = 1$ and $\alpha = \beta = 0.5$, a budget of 600 FLOPs gives $N = 10$ and $D = 10$.
 
 
 # %% exercise="compute_optimal"
