@@ -21,8 +21,9 @@ from typing import Any
 from autograder import catalog
 from autograder.grading import Grader, Options, SubmissionReport, ungraded
 from autograder.rules import rules_fingerprint
-from autograder.sandbox import Limits, SandboxError
+from autograder.sandbox import Limits
 from autograder.submission import Submission, SubmissionError, read_submission
+from autograder.wall import SandboxError
 
 POLL_S = 2.0
 PATIENCE_S = 60.0

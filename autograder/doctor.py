@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable
 
 from autograder import catalog
-from autograder.sandbox import INSTALL, Limits, Sandbox, SandboxError, Worker
+from autograder.remote import Worker
+from autograder.sandbox import Limits, Sandbox
 from autograder.spec import BackendLost
+from autograder.wall import INSTALL, SandboxError
 
 PROBE = '''
 def attempt(action):

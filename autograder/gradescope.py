@@ -13,7 +13,7 @@ from autograder import judge, packing, pieces
 from autograder.catalog import Chapter
 from autograder.grading import ExerciseReport, SubmissionReport
 from autograder.judge import sentence
-from autograder.sandbox import LIBRARIES
+from autograder.wall import LIBRARIES
 
 VISIBILITIES = ("visible", "after_due_date", "after_published", "hidden")
 NEEDED = (*LIBRARIES, "packaging", "pyseccomp", "rich", "tokenizers")  # beside what answers may import

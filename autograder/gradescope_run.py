@@ -19,8 +19,9 @@ from autograder import catalog, doctor, gradescope, judge
 from autograder.catalog import Chapter
 from autograder.doctor import WORDS, Finding
 from autograder.grading import Grader, Options, ungraded
-from autograder.sandbox import Limits, Sandbox, SandboxError
+from autograder.sandbox import Limits, Sandbox
 from autograder.submission import SubmissionError, grade_id, is_plain, parse_notebook, read_text
+from autograder.wall import SandboxError
 
 WORKER_USER = 62_017  # nobody's: in the range that systemd keeps for users who come and go
 OPEN_WITHOUT_WALL = ("processes", "disk")  # a container's own, gone with it

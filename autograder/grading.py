@@ -22,10 +22,12 @@ from autograder.catalog import Chapter, Entry
 from autograder.guard import bounded
 from autograder.inside.engine import Raised
 from autograder.judge import GRADING_SEED, Result, run_exercise
-from autograder.sandbox import Limits, Sandbox, SandboxError, Worker
+from autograder.remote import Worker
+from autograder.sandbox import Limits, Sandbox
 from autograder.screen import not_countable
 from autograder.spec import BackendLost, Exercise
 from autograder.submission import Submission, SubmissionError, read_submission
+from autograder.wall import SandboxError
 
 PR_SET_PDEATHSIG = 1
 

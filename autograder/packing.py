@@ -86,7 +86,7 @@ def write_zip(path: Path, files: dict[str, bytes], executable: Iterable[str] = (
 
 def pinned(names: Iterable[str]) -> str:
     """Requirements that fix the installed versions of distributions and of all that they need."""
-    from autograder.sandbox import distributions
+    from autograder.wall import distributions
 
     found = distributions(names)
     # a local version such as 2.9.0+cpu is on one index alone

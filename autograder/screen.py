@@ -8,11 +8,12 @@ source; a count of other code is no count, and the cases that need one are faile
 
 import ast
 import functools
-import re
 import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
+
+from autograder.inside.worker import without_magics
 
 MODULES = set(
     [
@@ -239,7 +240,7 @@ def _sentence(word: str, node: ast.AST, cell: str) -> str:
 
 def _parsed(source: str) -> ast.Module | None:
     """A cell as the worker runs it; None for one that is no Python and is not run."""
-    for text in (source, re.sub(r"^(\s*)[%!?].*$", r"\1pass", source, flags=re.M)):  # as the worker does
+    for text in (source, without_magics(source)):  # as the worker does
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

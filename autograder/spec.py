@@ -25,7 +25,7 @@ MEASURED = ("measure", "held")  # steps whose answer is a cost
 
 
 class Backend(Protocol):
-    """Where steps are performed: here (`Local`) or across the sandbox's wall (`autograder.sandbox.Remote`)."""
+    """Where steps are performed: here (`Local`) or across the sandbox's wall (`autograder.remote.Worker`)."""
 
     def perform(
         self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder import catalog, cli, judge, sandbox
+from autograder import catalog, cli, judge, remote
 from autograder.grading import Grader, Options, SubmissionReport
 from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
@@ -73,9 +73,9 @@ def grader():
     """A grader with tight limits; time that an attack wastes is wasted here, too."""
     patch = pytest.MonkeyPatch()
     os.environ["CANARY_VARIABLE"] = SECRET
-    patch.setattr(sandbox, "MAX_SERVED_S", 1.0)
-    patch.setattr(sandbox, "MAX_SERVED_CALLS", 500)
-    patch.setattr(sandbox, "WAITING_S", 5.0)
+    patch.setattr(remote, "MAX_SERVED_S", 1.0)
+    patch.setattr(remote, "MAX_SERVED_CALLS", 500)
+    patch.setattr(remote, "WAITING_S", 5.0)
     for name in (ATTACKED, "greedy_decode", "generate"):
         patch.setattr(judge.exercises(STEM)[name], "seconds", 1.2)
     with Grader(catalog.chapter(STEM), Options(limits=LIMITS)) as grader:

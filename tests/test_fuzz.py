@@ -26,7 +26,7 @@ from autograder.inside.codec import (
     frame_lengths,
 )
 from autograder.notebooks import rebuilt
-from autograder.sandbox import Worker
+from autograder.remote import Worker
 from autograder.spec import BackendLost
 from autograder.submission import SubmissionError, from_notebook, parse_notebook
 

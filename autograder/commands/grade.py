@@ -62,7 +62,7 @@ def options_of(arguments: argparse.Namespace):
         require_device(arguments.device)
     try:
         from autograder import grading
-        from autograder.sandbox import SandboxError, bubblewrap
+        from autograder.wall import SandboxError, bubblewrap
     except ImportError as error:
         raise Failure(f"grading needs Linux and the package {error.name}; see: course-llm doctor") from None
     seed = grading.GRADING_SEED if arguments.seed is None else arguments.seed
@@ -81,8 +81,8 @@ def graded_paths(arguments: argparse.Namespace) -> tuple[list, dict[str, str]]:
     from autograder.cluster import ClusterError
     from autograder.course import Course, CourseError
     from autograder.grading import ungraded
-    from autograder.sandbox import SandboxError
     from autograder.submission import SubmissionError
+    from autograder.wall import SandboxError
 
     try:
         course = Course(arguments.course, create=True) if arguments.course else None

@@ -35,8 +35,8 @@ def run_regrade(arguments: argparse.Namespace) -> int:
     from autograder.course import Course, CourseError
     from autograder.grading import default_workers
     from autograder.regrade import Regrade, print_comparison
-    from autograder.sandbox import SandboxError
     from autograder.submission import SubmissionError
+    from autograder.wall import SandboxError
 
     try:
         regrade = Regrade(Course(arguments.course, stem=arguments.stem), arguments.stem, options, arguments.force)

@@ -107,15 +107,19 @@ class Borrowed:
         return clone_tree(value, lambda t: next(attached) if t.is_floating_point() else t)
 
 
+def without_magics(source: str) -> str:
+    """A cell with `pass` in the place of IPython's magic lines and shell commands."""
+    return re.sub(r"^(\s*)[%!?].*$", r"\1pass", source, flags=re.M)
+
+
 def run_statements(source: str, name: str, namespace: dict[str, Any]) -> BaseException | None:
     """Runs a cell statement by statement, so that one that fails keeps what stands before and after it; returns the first error."""
     first_error: BaseException | None = None
     try:
         tree = ast.parse(source, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        cleaned = re.sub(r"^(\s*)[%!?].*$", r"\1pass", source, flags=re.M)
         try:
-            tree = ast.parse(cleaned, name)
+            tree = ast.parse(without_magics(source), name)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return error
     flags = __future__.annotations.compiler_flag

@@ -1,6 +1,6 @@
 """The warm parent inside the sandbox: imports torch once, then forks a fresh, locked-down worker for every submission.
 
-It is started by bubblewrap (`autograder.sandbox`), reads orders from a control socket, and never runs a line of a student's code.
+It is started by bubblewrap (`autograder.wall`), reads orders from a control socket, and never runs a line of a student's code.
 A worker is process 1 of a process namespace of its own, so whatever it started ends with it; it has a /tmp of its own,
 no /proc, no capabilities, limits on memory, processor time, files and threads, and a filter that refuses to start programs or
 open sockets.
