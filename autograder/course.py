@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from autograder.submission import SubmissionError, parse_notebook, read_text
 
 if TYPE_CHECKING:
     from autograder.grading import Options, SubmissionReport
+    from autograder.roster import Person
 
 OURS = "course_llm"  # in a notebook's metadata: its report
 
@@ -218,6 +219,15 @@ class Course:
             words = (result.get("error") or result.get("log") or "").strip().splitlines()
             reason = re.sub(r"^[\w.]+(Error|Exception): ", "", words[-1]) if words else "no reason given"
             raise CourseError(f"nbgrader could not {what}: {reason}")
+
+    def name_students(self, people: Iterable[Person]) -> None:
+        """Gives the gradebook the names and addresses that a roster has, as `nbgrader db student import` does."""
+        from nbgrader.api import Gradebook
+
+        folder = self.api().coursedir
+        with self._gradebook_errors(), Gradebook(folder.db_url, folder.course_id) as gradebook:
+            for person in people:
+                gradebook.update_or_create_student(person.student, **person.details())
 
     # grading
 

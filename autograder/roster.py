@@ -63,6 +63,16 @@ class Person:
         first, last = self.says.get("first", ""), self.says.get("last", "")
         return f"{first} {last}".strip() or swapped(self.says.get("name", ""))
 
+    def details(self) -> dict[str, str]:
+        """What nbgrader's gradebook has room for, as far as it is known: a name in one piece goes by as the last name."""
+        last, comma, first = self.says.get("name", "").partition(",")
+        found = {
+            "first_name": self.says.get("first") or (first.strip() if comma else ""),
+            "last_name": self.says.get("last") or last.strip(),
+            "email": self.says.get("email", ""),
+        }
+        return {name: value for name, value in found.items() if value}
+
     def ways(self) -> set[tuple[str, str]]:
         """All that this person can be recognised by, as pairs of kind and value."""
         found = {(kind, fold(self.says[kind])) for kind in KINDS if self.says.get(kind)}

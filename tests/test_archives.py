@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from nbgrader.api import Gradebook
 
 from autograder import archives, cli, staging
 from autograder.archives import MemberError, SourceError, ZipSource
@@ -315,6 +316,15 @@ def test_a_roster_names_the_students(tmp_path):
     moodle = {"Ada Lovelace_1_assignsubmission_file_/decoding.ipynb": notebook("ada2"), "Kurt Gödel_2_assignsubmission_file_/decoding.ipynb": notebook("kurt")}  # fmt: skip
     collect(archive(tmp_path / "m.zip", moodle), root, "--roster", roster)
     assert marks(root) == {"s1": "ada2", "s2": "emmy", "s3": "kurt"}
+    roster.write_text('student_id,name,email\ns1,"Lovelace, Ada",ada@king.example\n')
+    collect(archive(tmp_path / "m.zip", moodle), root, "--roster", roster, "--dry-run")
+    with Gradebook(f"sqlite:///{root}/gradebook.db", "course_llm") as gradebook:
+        named = {s.id: (s.first_name, s.last_name, s.email) for s in gradebook.students}
+        assert named == {"s1": ("Ada", "Lovelace", "ada@uni.example"), "s2": ("Emmy", "Noether", "emmy@uni.example"), "s3": ("Kurt", "Gödel", "kurt@uni.example")}  # fmt: skip
+    collect(archive(tmp_path / "m.zip", moodle), root, "--roster", roster)
+    with Gradebook(f"sqlite:///{root}/gradebook.db", "course_llm") as gradebook:
+        ada = gradebook.find_student("s1")
+        assert (ada.first_name, ada.last_name, ada.email) == ("Ada", "Lovelace", "ada@king.example")
 
 
 def test_two_submissions_that_a_roster_gives_to_one_student_are_both_left(tmp_path):

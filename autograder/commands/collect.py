@@ -57,6 +57,9 @@ def run_collect(arguments: argparse.Namespace) -> int:
         listing = examine(source, arguments.stem, arguments.form, roster, times, arguments.prefix)
         if not arguments.dry_run and store(source, listing, arguments.stem, course.root):
             print("course-llm: a collect that was interrupted has been finished first", file=sys.stderr)
+        if roster and not arguments.dry_run:
+            collected = {finding.student for finding in listing.collected}
+            course.name_students(p for p in roster.people if p.student in collected)
     except (CourseError, SourceError, SubmissionError) as error:
         raise Failure(str(error)) from None
     if arguments.json:
