@@ -608,3 +608,47 @@ def test_notebooks_are_pushed_on_top_of_the_commit(tmp_path):
     assert len(git("worktree", "list", "--porcelain")) == len(
         git("worktree", "list", "--porcelain", cwd=work)
     )
+
+
+# ---- code and reference ----
+
+
+def test_a_long_line_of_code_goes_on_below_on_every_width(site, browser):  # noqa: F811
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    one = context.new_page()
+    one.goto((site / "book" / "attention_exercises.html").as_uri())
+    wide = (
+        "[...document.querySelectorAll('pre')].filter((node) => node.scrollWidth > node.clientWidth).length"
+    )
+    assert one.locator("pre .code-line").count() > 50 and one.evaluate(wide) == 0
+    copied = (
+        one.locator("pre")
+        .nth(1)
+        .evaluate(
+            "(node) => { const seen = getSelection(); seen.selectAllChildren(node); return seen.toString(); }"
+        )
+    )
+    assert copied.startswith(
+        'def scaled_dot_product_attention(\n    q: Float[Tensor, "*batch queries d_k"],\n'
+    )
+    context.close()
+
+
+def test_reference_takes_docstrings_as_they_are_meant():
+    import reference
+
+    lines = ["Does it.", "", "    run --this", "    run --that", "", "Attributes:", "    low, high: bounds,", "        both.", "", "Returns:", "    two things: `a` * b."]  # fmt: skip
+    reference.plain_docstring(None, "", "", None, None, lines)
+    text = "\n".join(lines)
+    assert "\n\n::\n\n    run --this\n    run --that\n\n" in text
+    assert "    low: bounds,\n        both.\n    high: bounds,\n        both.\n" in text
+    assert text.rstrip().endswith("    : two things: ``a`` \\* b.")
+
+
+def test_pages_name_no_file_of_the_machine_that_made_them(site):  # noqa: F811
+    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("*.js")]:
+        assert str(ROOT) not in path.read_text(encoding="utf-8", errors="replace"), path.name
+    reference = (site / "book" / "api_shared.html").read_text(encoding="utf-8")
+    assert "course_llm/data/corpus.txt.xz" in reference and "&lt;factory&gt;" not in reference
+    assert 'id="course_llm.training_run.Trainer"' in reference
+    assert 'id="course_llm.trainer.Trainer"' not in reference, "a class is described where it is written"

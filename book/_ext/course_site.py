@@ -275,21 +275,6 @@ def keep_opening(app, doctree):
             return
 
 
-def plain_docstring(app, what, name, obj, options, lines):
-    """Docstrings are written for readers of the source: code in single backticks, stars that mean a product or a batch."""
-    for i, line in enumerate(lines):
-        before = lines[i - 1] if i else ""
-        if line.startswith(" ") and re.match(r"[^\s*-].*[^:]$", before):
-            line = line.lstrip()  # a sentence that goes on, not a block
-        pieces = re.split(r"(``[^`]+``|`[^`]+`)", line)
-        for j, piece in enumerate(pieces):
-            if piece.startswith("`"):
-                pieces[j] = piece if piece.startswith("``") else f"`{piece}`"
-            else:
-                pieces[j] = piece.replace("\\", "\\\\").replace("*", "\\*").replace("|", "\\|")
-        lines[i] = "".join(pieces)
-
-
 # ---- what the page says of itself ----
 
 
@@ -359,7 +344,6 @@ def setup(app):
     app.connect("doctree-read", keep_opening)
     app.connect("doctree-read", mark_columns)
     app.connect("doctree-resolved", fill_cards)
-    app.connect("autodoc-process-docstring", plain_docstring, priority=100)  # before napoleon
     app.connect("html-page-context", describe_page)
     app.connect("html-collect-pages", extra_pages)
     app.connect("build-finished", site_files.finish, priority=900)

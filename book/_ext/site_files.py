@@ -60,6 +60,8 @@ MENDED = [
         re.compile(r'(dataset\.theme = localStorage\.getItem\("theme"\) \|\| )"auto"'),
         r'\1(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")',
     ),
+    # a word of code that may be longer than a line of a narrow page
+    (re.compile(r'<span class="pre">(?=(?:&\w+;|[^<&]){29})'), '<span class="pre long">'),
     # deprecated roles
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
