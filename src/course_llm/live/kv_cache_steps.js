@@ -125,7 +125,8 @@ export default {
       show("read", inBytes(read), read);
       show("intensity", (now.flops / read).toLocaleString("en", { maximumSignificantDigits: 3 }), now.flops / read);
       const ratio = sum(cost(false)) / sum(cost(true));
-      other.textContent = `Up to here, reading everything again costs ${ratio.toLocaleString("en", { maximumSignificantDigits: 3 })} times the FLOPs of the cache.`;
+      const times = ratio.toLocaleString("en", { maximumSignificantDigits: 3 });
+      other.textContent = `Up to here, reading everything again costs ${times === "1" ? "as many FLOPs as" : `${times} times the FLOPs of`} the cache.`;
       other.dataset.value = ratio;
       before.textContent = s.record ? `(${s.record.toLocaleString("en")} tokens)` : "";
       before.style.borderColor = now.fresh > shown ? "var(--live-2)" : "";
