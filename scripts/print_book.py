@@ -83,7 +83,7 @@ def contents(articles, numbers):
                 f'<li class="level-{level}"><a href="#{heading["id"]}">{html.escape(heading["text"])}</a>'
                 f'<span class="dots"></span><span class="number">{number}</span></li>'
             )
-    return f'<nav class="contents"><h1 id="contents">Contents</h1><ol>{"".join(rows)}</ol></nav>'
+    return f'<nav class="book-contents"><h1 id="contents">Contents</h1><ol>{"".join(rows)}</ol></nav>'
 
 
 def document(articles, config, styles, numbers):
@@ -175,6 +175,7 @@ def make_epub(site, articles, config, target):
         body = re.sub(r'(?<= href=")#([^"]+)(?=")', lambda match: leads_to(match.group(1), homes), body)
         body = re.sub(r'(?<= href=")(?![\w+.-]+:|#|[\w-]+\.xhtml)[^"]*(?=")', "#", body)  # files of the site
         files[f"{slug(one['page'])}.xhtml"] = xhtml(one["title"], f"<main>{body}</main>")
+    font = site / "_static" / "math.woff2"
     identifier = uuid.uuid5(uuid.NAMESPACE_URL, config["title"])
     with zipfile.ZipFile(target, "w") as book:
         book.writestr("mimetype", "application/epub+zip", zipfile.ZIP_STORED)
@@ -186,6 +187,7 @@ def make_epub(site, articles, config, target):
         )
         add("book/nav.xhtml", xhtml("Contents", navigation(articles)))
         add("book/style.css", STYLE.with_name("epub.css").read_text(encoding="utf-8"))
+        add("book/math.woff2", font.read_bytes())
         for name, text in files.items():
             add(f"book/{name}", text)
         for name in pictures:
@@ -234,6 +236,7 @@ def package(config, identifier, files, pictures, updated):
     """The list of all files, with their types and the order in which they are read."""
     manifest = ['<item id="nav" href="nav.xhtml" media-type="application/xhtml+xml" properties="nav"/>']
     manifest += ['<item id="style" href="style.css" media-type="text/css"/>']
+    manifest += [f'<item id="font" href="math.woff2" media-type="{TYPES[".woff2"]}"/>']
     for name, text in files.items():
         uses = [word for word, mark in (("mathml", "<math"), ("svg", "<svg")) if mark in text]
         properties = f' properties="{" ".join(uses)}"' if uses else ""

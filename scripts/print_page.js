@@ -5,7 +5,21 @@
   const place = (name, id) => (id ? `${slug(name)}--${id}` : slug(name));
   const root = new URL(document.documentElement.dataset.content_root, location.href);
 
+  // what style sheets say of a drawing is written into it: a reader of EPUBs does not have them
+  const usual = { "stroke-width": "1px", "stroke-dasharray": "none", opacity: "1", "fill-opacity": "1", "text-anchor": "start", "font-weight": "400" };
+  const written = (node) => {
+    const look = getComputedStyle(node);
+    if (node instanceof SVGGraphicsElement) {
+      const names = ["fill", "stroke", ...Object.keys(usual), ...(node.matches("text, tspan") ? ["font-size"] : [])];
+      names.forEach((name) => look.getPropertyValue(name) === usual[name] || node.style.setProperty(name, look.getPropertyValue(name)));
+    } else if (look.backgroundColor !== "rgba(0, 0, 0, 0)") {
+      node.style.backgroundColor = look.backgroundColor;
+      if (!node.textContent.trim()) Object.assign(node.style, { display: look.display, height: look.height });
+    }
+  };
+
   article.querySelectorAll(".live-figure").forEach((figure, number) => {
+    figure.querySelectorAll(":not(input, select, option, textarea, button)").forEach(written);
     // as it is drawn now, without its controls, and with the words for readers who cannot move it
     figure.querySelectorAll("input, select, textarea, button, .controls, .buttons, script").forEach((node) => node.remove());
     figure.querySelectorAll("label").forEach((label) => label.remove());

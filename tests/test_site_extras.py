@@ -543,6 +543,11 @@ def test_epub_is_well_formed_and_complete(printed):
                     if node.hasAttribute("href") and node.tagName == "a"
                 ]
                 pictures += [node.getAttribute("src") for node in page.getElementsByTagName("img")]
+        drawn = book.read("book/book-decoding.xhtml").decode()
+        assert "math.woff2" in book.read("book/style.css").decode() and "var(--live" not in drawn
+        assert re.search(r'class="bar[^>]*background-color: rgb', drawn), (
+            "the bars of live figures have no colour"
+        )
     assert len(pictures) >= 2 and set(pictures) <= set(listed)
     for target in targets:
         page, _, place = target.partition("#")
