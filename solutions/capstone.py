@@ -13,7 +13,7 @@
 #
 # **The weights.** `LayerWeights`, `LatentLayerWeights` and `ModelWeights` are frozen dataclasses: `help(LayerWeights)` shows
 # the fields. Row vectors times weights (`x @ w`); heads are consecutive column blocks, as in `split_heads`. Every norm is an RMSNorm over the
-# last axis with epsilon 1e-5: $x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}$ times the scale; `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
+# last axis with epsilon 1e-5: $x$ divided by $\sqrt{\mathrm{mean}(x^2) + 10^{-5}}$, times the scale; `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
 #
 # **To hear it speak**, when all is written, run in a cell of your own:
 #

@@ -509,8 +509,8 @@ def fit_power_law(x, loss):
 #
 # (five numbers or 0-d tensors).
 #
-# **Rule.** Minimise the sum over runs of the Huber loss, with $\delta = 10^{-3}$, of $\log L$ predicted minus $\log L$ measured. The Huber loss of a difference $z$ is $z^2/2$ if $|z| \le \delta$ and
-# $\delta\,(|z| - \delta/2)$ beyond: an odd run counts linearly, not squared. All five are above 0. The minimum has to be found well enough: your objective may be 3 % above the best. Fewer than five
+# **Rule.** Minimise the sum over runs of the Huber loss, with $\delta = 10^{-3}$, of $\log L$ predicted minus $\log L$ measured. The Huber loss of a difference $z$ is $z^2/2$ if $\left|z\right| \le \delta$ and
+# $\delta\,(\left|z\right| - \delta/2)$ beyond: an odd run counts linearly, not squared. All five are above 0. The minimum has to be found well enough: your objective may be 3 % above the best. Fewer than five
 # runs, or a value that is not above 0, are a `ValueError`. The time limit is generous but not endless: a few starts, not thousands.
 #
 # **How.** The problem is well-behaved in $\log E$, $\log A$ and $\log B$, with exponents that start near 0.4, and with $N$ and $D$ divided by their geometric means $\bar N$ and $\bar D$ (multiply $A$ by $\bar N^\alpha$ and $B$ by $\bar D^\beta$ at the
@@ -572,7 +572,10 @@ def fit_chinchilla(parameters, tokens, loss):
 #
 # **Rule.** Put $D = C / (6N)$ into the law and set the derivative in $N$ to 0. The result is
 #
-# $$N = G \left(\frac{C}{6}\right)^{\beta / (\alpha + \beta)}, \quad G = \left(\frac{\alpha A}{\beta B}\right)^{1 / (\alpha + \beta)}, \quad D = \frac{C}{6N}$$
+# $$\begin{aligned}
+# N &= G \left(\frac{C}{6}\right)^{\beta / (\alpha + \beta)}, \quad G = \left(\frac{\alpha A}{\beta B}\right)^{1 / (\alpha + \beta)} \\
+# D &= \frac{C}{6N}
+# \end{aligned}$$
 #
 # **Example.** With $A = B = 1$ and $\alpha = \beta = 0.5$, a budget of 600 FLOPs gives $N = 10$ and $D = 10$.
 
