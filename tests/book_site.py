@@ -1,5 +1,6 @@
 """The built book and a browser, shared by tests/test_book.py and tests/test_live.py."""
 
+import fcntl
 import hashlib
 import os
 import re
@@ -41,10 +42,8 @@ def sources_digest():
     return digest.hexdigest()
 
 
-@pytest.fixture(scope="session")
-def site():
-    """The folder of the built site; built once, and again only when its sources have changed."""
-    pytest.importorskip("jupyter_book", reason="the book's packages are not installed: pip install '.[book]'")
+def build_if_changed():
+    """Builds the book unless it has been built from these sources."""
     digest = sources_digest()
     if not (STAMP.exists() and STAMP.read_text() == digest and (HTML / "index.html").exists()):
         command = [
@@ -62,6 +61,16 @@ def site():
             told = [line for line in lines if re.search("WARNING(?! \\|)|ERROR|Error", line)]
             pytest.fail("the book does not build:\n" + "\n".join(told[-30:] or lines[-30:]), pytrace=False)
         STAMP.write_text(digest)
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The folder of the built site; built once, and again only when its sources have changed."""
+    pytest.importorskip("jupyter_book", reason="the book's packages are not installed: pip install '.[book]'")
+    STAMP.parent.mkdir(exist_ok=True)
+    with STAMP.with_suffix(".lock").open("w") as lock:  # one builds, the others wait for it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_if_changed()
     return HTML
 
 
