@@ -298,7 +298,9 @@ def test_font_of_equations_is_in_the_style_sheet_and_draws_roots(site, page):  #
     page.goto(address(site, "book/attention.html"))
     assert page.evaluate("document.fonts.check('16px \"Book Math\"')")
     shown = TTFont(font).getBestCmap()
-    assert {0x1D451, 0x210E, 0x1D703} <= set(shown), "the slanted letters d, h and θ, which <mi> is drawn with"
+    assert {0x1D451, 0x210E, 0x1D703} <= set(shown), (
+        "the slanted letters d, h and θ, which <mi> is drawn with"
+    )
     root, inside = page.evaluate(
         "(() => { const root = document.querySelector('msqrt');"
         "return [root, root.firstElementChild].map((node) => node.getBoundingClientRect().width); })()"
@@ -347,7 +349,9 @@ def test_chapter_opens_with_question_aims_and_picture_and_closes_alike(path):
     assert not re.search(r"\{code-cell\} ipython3\n(?!:tags: \[hide-input\])", opening[: picture.start()]), (
         "code is shown before the picture"
     )
-    neighbours = r"^:tags: \[hide-input\]\n(?:(?!```).*\n)*```\n\n```\{code-cell\} ipython3\n:tags: \[hide-input\]"
+    neighbours = (
+        r"^:tags: \[hide-input\]\n(?:(?!```).*\n)*```\n\n```\{code-cell\} ipython3\n:tags: \[hide-input\]"
+    )
     assert not re.search(neighbours, text, re.MULTILINE), "two hidden cells follow each other: make them one"
     closing = text[text.index("## Summary\n") :]
     assert closing.count("- question:") >= 5

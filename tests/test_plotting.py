@@ -102,7 +102,10 @@ def test_a_picture_shrinks_no_further_than_its_letters_can_be_read():
         figure.text(0.5, 0.5, "small", fontsize=7.5)  # 10 pixels
         figure.text(0.5, 0.5, " ", fontsize=1)
 
-    for draw, width, narrowest in [(small, 5, 432), (lambda figure: figure.text(0, 0, "x", fontsize=5), 5, 480)]:
+    for draw, width, narrowest in [
+        (small, 5, 432),
+        (lambda figure: figure.text(0, 0, "x", fontsize=5), 5, 480),
+    ]:
         assert figure_html(draw, alt="words", width=width).count(f"min-width:{narrowest}px") == 2
     assert figure_html(lambda figure: None, alt="nothing", width=4).count("min-width:288px") == 2
 

@@ -183,7 +183,9 @@ def fit_math_font(target, texts):
     # a browser draws a letter that is a name of its own, <mi>d</mi>, with the character U+1D451, which stands in no text
     names = {html.unescape(name) for math in equations for name in SINGLE_NAME.findall(math)}
     slanted = {slant for slant, upright in ITALICS.items() if upright in names}
-    save_subset(SOURCE / MATH_FONT, target, {ord(char) for char in shown | slanted | set("0123456789+-=()[]|,.√")})
+    save_subset(
+        SOURCE / MATH_FONT, target, {ord(char) for char in shown | slanted | set("0123456789+-=()[]|,.√")}
+    )
 
 
 def with_fonts_inside(css, static):

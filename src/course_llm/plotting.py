@@ -148,7 +148,9 @@ def heatmap(
 
 def _narrowest(figure: Figure) -> int:
     """Returns the width in pixels at which the smallest letters of a drawn figure can just be read."""
-    letters = [text.get_fontsize() for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    letters = [
+        text.get_fontsize() for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()
+    ]
     natural = figure.get_figwidth() * 96
     smallest_px = min(letters, default=_LEGIBLE_PX) * 96 / 72
     return round(natural * min(1, _LEGIBLE_PX / smallest_px))
