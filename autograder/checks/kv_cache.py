@@ -1608,7 +1608,7 @@ def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
 
 @kv_cache_bytes.near_miss("always-fp16")
 def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
-    """The lecture's second factor of 2 is FP16 only: multiply by bytes_per_element in its place."""
+    """A second factor of 2 stands for the two bytes of FP16 alone: multiply by bytes_per_element in its place."""
     return 2 * 2 * batch * seq * layers * kv_heads * head_dim
 
 
