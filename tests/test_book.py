@@ -20,7 +20,9 @@ from tests.book_site import ROOT, browser, chapter_pages, site, site_pages  # no
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-LAID_OUT = "section { content-visibility: visible !important; }"  # what is far from the screen, too
+LAID_OUT = (  # what is far from the screen, too, and nothing on its way from one colour to the next
+    "section { content-visibility: visible !important; } *, *::before, *::after { transition: none !important; animation: none !important; }"
+)
 LIMIT_BYTES = 600_000  # of one chapter's first load, compressed
 EXERCISE_LABELS = [
     "temperature", "top-k", "top-p", "combining", "inverse-cdf", "greedy", "generate", "beam-search",
