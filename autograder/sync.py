@@ -162,7 +162,7 @@ def with_reference_signatures(code: str, stem: str) -> str:
         elif isinstance(node, ast.ClassDef) and isinstance(twin, ast.ClassDef):
             if doc := ast.get_docstring(twin, clean=True):
                 line = f'"""{doc}"""' if "\n" not in doc else f'"""{doc}\n"""'
-                edits.append((node.lineno, node.lineno, textwrap.indent(line, "    ") + "\n"))
+                edits.append((node.lineno, node.lineno, textwrap.indent(line, "    ") + "\n\n"))
             methods = {n.name: n for n in twin.body if isinstance(n, ast.FunctionDef)}
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name in methods:
