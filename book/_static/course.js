@@ -38,3 +38,17 @@ window.addEventListener("load", () => {
   const sizes = new ResizeObserver((entries) => entries.forEach((entry) => reachable(entry.target)));
   document.querySelectorAll(BOXES).forEach((box) => sizes.observe(box));
 });
+
+// While nothing else is to be done, the rest of a long page is laid out, a section at a time: the scroll bar then tells its length.
+const later = window.requestIdleCallback ?? setTimeout;
+const ahead = [...document.querySelectorAll(".bd-article > section > section")];
+const layOut = () => {
+  const section = ahead.shift();
+  if (!section) return;
+  section.classList.add("laid-out");
+  section.getBoundingClientRect();
+  later(layOut);
+};
+window.addEventListener("load", () => {
+  if (CSS.supports("overflow-anchor", "auto")) later(layOut); // what the reader looks at keeps its place
+});
