@@ -75,6 +75,28 @@ def test_draws_once_for_each_theme_with_its_ink():
     assert contrast(inks[0], "#ffffff") > 7 and contrast(inks[1], "#14181e") > 7
 
 
+@pytest.mark.parametrize("background", ["#14181e", "#121212"])
+def test_words_in_a_colour_contrast_with_the_page_and_other_words_are_left(background):
+    drawn = []
+
+    def words(figure):
+        colours = [*COLOURS, "white", "black", matplotlib.rcParams["text.color"]]
+        drawn.append([figure.text(0, 0, "word", color=colour) for colour in colours])
+        axes = figure.subplots()
+        drawn[-1].append(axes.set_title("title", color=COLOURS[3]))
+        drawn[-1].append(axes.annotate("note", (0, 0), color=COLOURS[0]))
+
+    figure_html(words, alt="words")
+    for texts, ink, page in zip(drawn, ("light", "dark"), ("#ffffff", background), strict=True):
+        assert [text.get_color() for text in texts[6:9]] == ["white", "black", style(ink)["text.color"]]
+        coloured = [text.get_color() for text in texts if text not in texts[6:9]]
+        assert len(coloured) > 6 and all(contrast(colour, page) >= 4.5 for colour in coloured)
+        end = lab(linear(style(ink)["text.color"]))
+        for colour, word in zip(COLOURS, coloured, strict=False):
+            start = lab(linear(colour))  # what was blue stays blue
+            assert np.linalg.norm(lab(linear(word)) - start) < np.linalg.norm(end - start) / 2
+
+
 def test_leaves_the_callers_settings_alone():
     before = dict(matplotlib.rcParams)
     figure_html(line, alt="a line")

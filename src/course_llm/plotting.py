@@ -2,11 +2,12 @@
 
 A figure is a function that draws on a matplotlib figure. `show` calls it once with dark ink and once with
 light ink, and puts both pictures into one output: the page shows the one that fits its theme, and print shows
-the one with dark ink. On a narrow screen a picture shrinks until its smallest letters can just be read; then it scrolls
-in its own box.
+the one with dark ink. Words in one of `COLOURS` go so far towards the ink that they can be read on the page. On a
+narrow screen a picture shrinks until its smallest letters can just be read; then it scrolls in its own box.
 """
 
 import base64
+import functools
 import html
 import io
 from collections.abc import Callable, Sequence
@@ -16,16 +17,19 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-# Each has a contrast of at least 3:1 on white and on the dark theme's background, and the first five stay
-# apart for readers who are colour-blind: tests/test_plotting.py measures both.
+# Each has a contrast of at least 3:1 on white and on the dark theme's background, enough for lines and areas, and
+# the first five stay apart for readers who are colour-blind: tests/test_plotting.py measures both.
 COLOURS = ["#3673D9", "#CC8000", "#00A67C", "#A64B8F", "#A64929", "#7F7F7F"]
 
 _INK = {"light": "#1f2328", "dark": "#e6e8eb"}
 _GRID = {"light": "#d0d4d9", "dark": "#454b54"}
+_PAGE = {"light": "#ffffff", "dark": "#14181e"}  # a dark page is as dark as this or darker
+_CONTRAST_OF_WORDS = 4.5
 _SVG_LIMIT_BYTES = 400_000  # a longer SVG (many thousand points) becomes a PNG
 _PNG_DPI = 200
 _LEGIBLE_PX = 9  # the smallest letters of a picture are not shown smaller than this
@@ -146,6 +150,34 @@ def heatmap(
     return image
 
 
+def _luminance(colour: str) -> float:
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def _contrast(first: str, second: str) -> float:
+    dark, light = sorted((_luminance(first), _luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@functools.cache
+def _for_words(colour: str, theme: str) -> str:
+    """Returns the first colour from `colour` on towards the theme's ink in which words can be read on the page."""
+    start, ink = np.array(to_rgb(colour)), np.array(to_rgb(_INK[theme]))
+    mixed = (to_hex((1 - share) * start + share * ink) for share in np.linspace(0, 1, 51))
+    return next(c for c in mixed if _contrast(c, _PAGE[theme]) >= _CONTRAST_OF_WORDS)
+
+
+def _make_words_legible(figure: Figure, theme: str) -> None:
+    """Gives words in one of COLOURS enough contrast with the page. Others may stand on an area, and are left."""
+    palette = {to_hex(colour) for colour in COLOURS}
+    for text in figure.findobj(Text):
+        colour = to_hex(text.get_color())
+        if colour in palette:
+            text.set_color(_for_words(colour, theme))
+
+
 def _narrowest(figure: Figure) -> int:
     """Returns the width in pixels at which the smallest letters of a drawn figure can just be read."""
     letters = [
@@ -164,6 +196,7 @@ def _render(
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
+        _make_words_legible(figure, theme)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
         narrowest = _narrowest(figure)
