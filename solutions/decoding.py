@@ -12,7 +12,8 @@
 # You may use your own functions from above in later exercises.
 #
 # A language model is seen from outside, as a function `next_logits`: token ids `(batch, seq)` go in, the logits
-# `(batch, vocab)` of the next token come out. It has no memory, so it needs the whole text at every call.
+# `(batch, vocab)` of the next token come out. It has no memory, so it needs the whole text at every call. Token ids are
+# `int64`, those that you return, too.
 
 # %% [markdown] exercise="softmax_with_temperature" points=4 minutes=10
 # ## Temperature

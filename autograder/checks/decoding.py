@@ -77,12 +77,11 @@ def scripted_model(prompt: Tensor, vocab: int, texts: list[list[int]]) -> Callab
 
 def ending_rows(g: Gen, eos_first: bool = False) -> tuple[Tensor, int, int, list[list[int]]]:
     """Prompts `(3, 2)` with an EOS in one of them, vocab, EOS and texts that meet it after 3, 1 and 4 tokens."""
-    a, b, c, x, y, eos = g.perm(6).tolist()
-    if eos_first:  # an EOS of id 0 is an EOS, too
-        names = [a, b, c, x, y, eos]
-        swap = names.index(0)
-        names[swap], names[5] = eos, 0
-        a, b, c, x, y, eos = names
+    names = g.perm(6).tolist()
+    if eos_first != (names[5] == 0):  # an EOS of id 0 is an EOS, too, and has cases of its own
+        swap = names.index(0) if eos_first else 0
+        names[swap], names[5] = names[5], names[swap]
+    a, b, c, x, y, eos = names
     prompt = torch.tensor([[a, x], [b, eos], [c, y]])
     texts = [[x, y, eos, x, y, x, y], [eos, x, x, y, y, x, x], [y, y, x, eos, y, x, a]]
     return prompt, 6, eos, texts
@@ -356,6 +355,13 @@ def _(probs, k):
     return _keep(probs, torch.zeros_like(probs, dtype=torch.bool).scatter(-1, kept.indices, True))
 
 
+@top_k_filter.near_miss("order-for-rank")
+def _(probs, k):
+    """The order is taken for the rank. argsort names the token at each place, not the place of each token: scatter with the first k of it, or take the argsort of the order."""
+    _top(probs, k)
+    return _keep(probs, probs.argsort(dim=-1, descending=True, stable=True) < k)
+
+
 @top_k_filter.near_miss("not-renormalised")
 def _(probs, k):
     """The right tokens survive, but the rows no longer sum to 1: divide by what is left of each row."""
@@ -509,6 +515,21 @@ def _(probs, p):
     return _keep(probs.gather(-1, order), before < p)
 
 
+@top_p_filter.near_miss("sorted-twice")
+def _(probs, p):
+    """The sort is not undone but done once more: gather(-1, order) sorts, scatter(-1, order, ...) brings each value back to its token."""
+    order, _mass, before = _ranked(probs, p)
+    return _keep(probs.gather(-1, order), before < p).gather(-1, order)
+
+
+@top_p_filter.near_miss("keeps-every-tie")
+def _(probs, p):
+    """Every token that ties with the last of the nucleus survives. Comparing with its probability cannot tell equals apart: undo the sort instead, so that the lower ids stay."""
+    order, _mass, before = _ranked(probs, p)
+    mask = _unsort(order, before < p)
+    return _keep(probs, probs >= torch.where(mask, probs, torch.inf).amin(dim=-1, keepdim=True))
+
+
 @top_p_filter.near_miss("not-renormalised")
 def _(probs, p):
     """The right tokens survive, but the rows no longer sum to 1: divide by what is left of each row."""
@@ -601,6 +622,9 @@ def _(g: Gen):
     """At temperature 0 the most probable token has all the mass."""
     yield call(g.randn(2, 7), temperature=0.0)
     yield call(g.randn(2, 7), 0.0, 3, 0.9).says("with truncation")
+    yield call(g.tensor([0.0, 2.0, 2.0, 1.0]), 0.0).expect(g.tensor([0.0, 1, 0, 0])).says("a tie")
+    close = shuffled(g, [[1.0, 1.0 - 2**-10, 1.0 - 2**-9]] * 2)
+    yield call(close, 0.0).says("logits that lie close together")
 
 
 @sampling_distribution.group("dtypes")
@@ -667,6 +691,13 @@ def _(logits, temperature=1.0, top_k=None, top_p=None):
 def _(logits, temperature=1.0, top_k=None, top_p=None):
     """Temperature 0 divides by zero and gives NaN: it is the limit, all mass on the most probable token."""
     return _truncate((logits / temperature).softmax(dim=-1), top_k, top_p)
+
+
+@sampling_distribution.near_miss("zero-is-small")
+def _(logits, temperature=1.0, top_k=None, top_p=None):
+    """Temperature 0 is replaced by a small number, so that tokens which tie, or nearly do, share the mass: at 0 one token has it all, the lowest id among equals."""
+    probs = (logits / max(temperature, 1e-3)).softmax(dim=-1)
+    return _truncate(probs, top_k, top_p)
 
 
 @sampling_distribution.near_miss("not-renormalised")
@@ -877,6 +908,16 @@ def _loop(next_logits, ids, max_new_tokens, eos_id, choose, *, feed=lambda ids: 
     return ids
 
 
+def _forgetful(next_logits, ids, max_new_tokens, eos_id, choose) -> Tensor:
+    """A decoding loop that looks at the newest tokens alone."""
+    for _ in range(max_new_tokens):
+        token = choose(next_logits(ids))
+        ids = torch.cat([ids, token[:, None]], dim=1)
+        if eos_id is not None and bool((token == eos_id).all()):
+            break
+    return ids
+
+
 def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
@@ -897,6 +938,26 @@ def _(next_logits, ids, max_new_tokens, eos_id=None):
 def _(next_logits, ids, max_new_tokens, eos_id=None):
     """A row goes on with other tokens after its EOS: remember which rows have finished and fill them with eos_id."""
     return _loop(next_logits, ids, max_new_tokens, eos_id, _argmax, fill=False)
+
+
+@greedy_decode.near_miss("forgets-finished-rows")
+def _(next_logits, ids, max_new_tokens, eos_id=None):
+    """Rows that have finished are forgotten: they go on after their EOS, and decoding stops only when all rows give an EOS in the same step. Remember which rows have finished and fill them with eos_id."""
+    return _forgetful(next_logits, ids, max_new_tokens, eos_id, _argmax)
+
+
+@greedy_decode.near_miss("without-the-last-eos")
+def _(next_logits, ids, max_new_tokens, eos_id=None):
+    """The loop ends before the last EOS is appended: an EOS belongs to its text, so append it and then stop."""
+    text = ref.greedy_decode(next_logits, ids, max_new_tokens, eos_id)
+    ended = eos_id is not None and bool((text[:, ids.shape[1] :] == eos_id).any(dim=1).all())
+    return text[:, :-1] if ended else text
+
+
+@greedy_decode.near_miss("length-with-prompt")
+def _(next_logits, ids, max_new_tokens, eos_id=None):
+    """max_new_tokens is taken for the length of the whole text: it counts the new tokens, the prompt comes on top."""
+    return ref.greedy_decode(next_logits, ids, max(0, max_new_tokens - ids.shape[1]), eos_id)
 
 
 @greedy_decode.near_miss("stops-with-the-first-row")
@@ -997,16 +1058,24 @@ def _(g: Gen):
     yield distribution_case(g, "top-k", top_k=2)
     yield distribution_case(g, "top-p", top_p=0.9)
     yield distribution_case(g, "all three", temperature=1.5, top_k=3, top_p=0.7)
+    # 0.78 does not reach 0.8, but 0.78 / (0.78 + 0.17) does
+    yield distribution_case(g, "top-p of what top-k has left", top_k=2, top_p=0.8)
     generator = torch.Generator().manual_seed(g.python.randrange(1 << 30))
+    likely = g.python.randrange(64)
+    # 64 equal tokens, and one that is as probable as the 63 others together
+    flat_and_peaked = torch.stack([torch.zeros(64), math.log(63) * F.one_hot(torch.tensor(likely), 64)])
 
-    def flat(s: Subject) -> None:
-        """Defaults, 64 equally probable tokens"""
-        model = SameLogits(torch.zeros(64))
-        text = draw(s, model, torch.zeros(32, 1).long(), 8, generator=generator)
+    def many(s: Subject) -> None:
+        """Defaults, 64 tokens"""
+        prompt = torch.arange(64)[:, None] % 2
+        new = draw(s, RowModel(flat_and_peaked), prompt, 8, generator=generator)[:, 1:]
         # 256 draws hit 63 of 64 tokens on average, and 50 or fewer less than once in a billion times
-        s.require(len(text[:, 1:].unique()) > 50, "some tokens are never drawn")
+        s.require(len(new[::2].unique()) > 50, "some tokens are never drawn")
+        # 6 standard deviations; another noise than Gumbel's on the logits is off by more
+        share = float((new[1::2] == likely).double().mean())
+        s.require(abs(share - 0.5) < 6 * math.sqrt(0.25 / 256), "tokens come too often or too rarely")
 
-    yield scenario(flat)
+    yield scenario(many)
 
 
 @generate.group("limits", share=2)
@@ -1179,6 +1248,17 @@ def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None,
     return _loop(next_logits, ids, max_new_tokens, eos_id, _sampler(temperature, top_k, None, generator))
 
 
+@generate.near_miss("top-p-first", see="combining")
+def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    """Top-p acts before top-k, so it keeps tokens that the renormalised top-k distribution would not need: draw from sampling_distribution, which cuts to k first."""
+
+    def choose(logits: Tensor) -> Tensor:
+        probs = _truncate(ref.sampling_distribution(logits, temperature, None, top_p), top_k, None)
+        return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+    return _loop(next_logits, ids, max_new_tokens, eos_id, choose)
+
+
 @generate.near_miss("last-token-only", see="greedy")
 def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
     """Only the newest token is fed to the model: without a cache it needs the whole text at every step."""
@@ -1191,6 +1271,14 @@ def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None,
     """A row goes on with other tokens after its EOS: remember which rows have finished and fill them with eos_id."""
     choose = _sampler(temperature, top_k, top_p, generator)
     return _loop(next_logits, ids, max_new_tokens, eos_id, choose, fill=False)
+
+
+@generate.near_miss("forgets-finished-rows", see="greedy")
+def _(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    """Rows that have finished are forgotten: they go on after their EOS, and decoding stops only when all rows give an EOS in the same step. Remember which rows have finished and fill them with eos_id."""
+    return _forgetful(
+        next_logits, ids, max_new_tokens, eos_id, _sampler(temperature, top_k, top_p, generator)
+    )
 
 
 @generate.near_miss("stops-with-the-first-row", see="greedy")
@@ -1291,6 +1379,32 @@ def branching_model(
     return next_logits
 
 
+def forking_model(g: Gen, prompt: Tensor) -> tuple[Callable[[Tensor], Tensor], int]:
+    """A model, and its EOS, under which the mean log-probability would drop an early EOS for a text that ends worse.
+
+    The EOS at once has 0.35; two tokens have 0.6 · 0.6 or 0.6 · 0.38, the second better than 0.35 per token; after it all is flat.
+    """
+    a, b, c, x, eos, *_ = g.perm(9).tolist()
+    weights = 1 + 0.1 * torch.arange(9)  # unequal, so that no two hypotheses tie
+    weights[eos] = 1e-5
+
+    def spread(likely: dict[int, float]) -> Tensor:
+        probs = weights.clone()
+        probs[list(likely)] = 0
+        probs *= (1 - sum(likely.values())) / probs.sum()
+        for token, p in likely.items():
+            probs[token] = p
+        return probs.log()
+
+    texts = {(): spread({a: 0.6, eos: 0.35}), (a,): spread({b: 0.6, c: 0.38}), (a, b): spread({x: 0.9})}
+    flat = spread({})
+
+    def next_logits(ids: Tensor) -> Tensor:
+        return torch.stack([texts.get(tuple(new), flat) for new in ids[:, prompt.shape[1] :].tolist()])
+
+    return next_logits, eos
+
+
 def beam_case(model: Callable, prompt: Tensor, *args: Any, **kwargs: Any) -> Case:
     # scores are sums of float32 log-probabilities, returned as Python floats
     asked = model if isinstance(model, HistoryModel) else served(model)
@@ -1335,6 +1449,8 @@ def _(g: Gen):
 
     def long_sum(value: Any, *_: Any) -> str | None:
         [(new, score)] = value
+        if float(score) == -math.inf:
+            return "the score is minus infinity: a product of probabilities is too small for the dtype"
         if new.tolist() != [1] * 100:
             return "the text is not the greedy one"
         # the log-softmax may round to bfloat16, a sum in bfloat16 is off by a tenth
@@ -1342,7 +1458,8 @@ def _(g: Gen):
         right = abs(float(score) - want) < 0.02 * abs(want)
         return None if right else "the score is not the sum of the log-probabilities"
 
-    logits = torch.tensor([0.0, 0.5, -1.0], dtype=torch.bfloat16)
+    # a product of 100 such probabilities is 0 in float32
+    logits = torch.tensor([0.0, 0.5, 0.0, 0.0, -0.5], dtype=torch.bfloat16)
     model = SameLogits(logits)
     yield call(model, prompt, 1, 100).judge(long_sum).says("a long text, bfloat16 logits")
 
@@ -1352,7 +1469,8 @@ def _(g: Gen):
     """With enough beams for every text the search is exhaustive, and each text comes once."""
     for vocab, new in ((3, 3), (2, 4)):
         for length_penalty in (0.0, 0.7, 1.0):
-            prompt, eos = g.ints(0, vocab, 1, 2), g.python.randrange(vocab)
+            prompt = g.ints(0, vocab, 1, 2)
+            eos = 0 if length_penalty == 0 else g.python.randrange(vocab)
             model = clear_model(g, vocab, prompt, new, eos)
             case = beam_case(model, prompt, vocab**new, new, eos_id=eos, length_penalty=length_penalty)
             yield case.says(f"length_penalty = {length_penalty}")
@@ -1388,6 +1506,9 @@ def _(g: Gen):
         model = branching_model(prompt, 5, eos, {eos: (0.58, [x]), a: (0.36, [b, c, eos])}, 0.98)
         case = beam_case(model, prompt, 2, 6, eos_id=eos, length_penalty=length_penalty)
         yield case.says(f"length_penalty = {length_penalty}")
+    model, eos = forking_model(g, prompt)
+    case = beam_case(model, prompt, 2, 3, eos_id=eos, length_penalty=1.0)
+    yield case.says("a step keeps the largest sums, the score ranks at the end")
 
 
 def _beams(next_logits, ids, beams, max_new_tokens, eos_id, length_penalty, *, extend_finished=False, score=None,
@@ -1433,6 +1554,29 @@ def _(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
     return _beams(
         next_logits, ids, beams, max_new_tokens, eos_id, length_penalty, rank=lambda new, total: total
     )
+
+
+@beam_search.near_miss("prunes-by-score")
+def _(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    """A step keeps the hypotheses with the best score, so that longer ones push out those that have ended: keep the largest sums of log-probabilities, and divide by the length only at the end."""
+    pool = [([], 0.0)]
+    for _ in range(max_new_tokens):
+        children = []
+        for new, total in pool:
+            if new and new[-1] == eos_id:
+                children.append((new, total))
+                continue
+            text = torch.cat([ids, torch.tensor([new], dtype=ids.dtype)], dim=1)
+            steps = next_logits(text)[0].double().log_softmax(dim=-1)
+            children += [([*new, token], total + float(step)) for token, step in enumerate(steps)]
+        pool = sorted(children, key=lambda pair: -pair[1] / len(pair[0]) ** length_penalty)[:beams]
+    return [(torch.tensor(new, dtype=ids.dtype), total / len(new) ** length_penalty) for new, total in pool]
+
+
+@beam_search.near_miss("eos-zero-ignored")
+def _(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    """An EOS of id 0 is taken for no EOS, because 0 is false: ask `eos_id is not None`."""
+    return _beams(next_logits, ids, beams, max_new_tokens, eos_id or None, length_penalty)
 
 
 @beam_search.near_miss("not-sorted")
@@ -1691,6 +1835,21 @@ def _(ids, n):
     """The text is cut into n-grams that do not overlap: one starts at every token, a text of s tokens has s - n + 1."""
     found = _ngrams(ids, n, step=n)
     return len(set(found)) / len(found) if found else 0.0
+
+
+@distinct_n.near_miss("counts-the-short-tail")
+def _(ids, n):
+    """The slices at the end of the text count, too, though they have fewer than n tokens: the starts run to len(ids) - n, included."""
+    tokens = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    found = [tuple(tokens[i : i + n]) for i in range(len(tokens))]
+    return len(set(found)) / len(found) if found else 0.0
+
+
+@distinct_n.near_miss("occurs-once")
+def _(ids, n):
+    """Only n-grams that never repeat are counted: distinct ones are the members of the set, each counted once however often it occurs."""
+    found = _ngrams(ids, n)
+    return sum(found.count(ngram) == 1 for ngram in found) / len(found) if found else 0.0
 
 
 @distinct_n.near_miss("crashes-when-short")
@@ -2027,6 +2186,24 @@ def _(target_probs, draft_probs, draft_ids, u):
 def _(target_probs, draft_probs, draft_ids, u):
     """Drafts behind a rejected one are counted: they were drafted after a token that is not in the text, so stop at the first rejection."""
     return _speculate(target_probs, draft_probs, draft_ids, u, stop=False)
+
+
+@speculative_accept.near_miss("count-for-place")
+def _(target_probs, draft_probs, draft_ids, u):
+    """All accepted drafts are counted, those behind a rejected one too, and the residual is that of the row with this number: only the drafts before the first rejection count, and its row gives the residual."""
+    rows = torch.arange(len(draft_ids))
+    count = int((u * draft_probs[rows, draft_ids] < target_probs[rows, draft_ids]).sum())
+    if count == len(draft_ids):
+        return count, target_probs[-1]
+    rest = (target_probs[count] - draft_probs[count]).clamp(min=0)
+    return count, rest / rest.sum()
+
+
+@speculative_accept.near_miss("counts-the-next-token")
+def _(target_probs, draft_probs, draft_ids, u):
+    """The next token is counted, too: the number is that of the accepted drafts alone, 0 when the first is rejected."""
+    count, probs = _speculate(target_probs, draft_probs, draft_ids, u)
+    return count + 1, probs
 
 
 @speculative_accept.near_miss("target-at-rejection")

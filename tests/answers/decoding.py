@@ -3706,3 +3706,452 @@ def speculative_accept(target_probs, draft_probs, draft_ids, u):
     return [accepted, target_probs[-1].clone()]
 """,
 )
+
+# ---- answers that were written without sight of the checks
+wrong(
+    "top_k_filter",
+    "the order taken for the rank",
+    """
+def top_k_filter(probs, k):
+    if k < 1: raise ValueError("x")
+    rank = probs.argsort(dim=-1, descending=True, stable=True)
+    kept = torch.where(rank < k, probs, 0)
+    return kept / kept.sum(-1, keepdim=True)
+""",
+    near_miss="order-for-rank",
+)
+wrong(
+    "top_p_filter",
+    "threshold at the last probability of the nucleus",
+    """
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p == 1: return probs
+    s = probs.sort(dim=-1, descending=True).values
+    n = ((s.cumsum(-1) - s) < p).sum(-1, keepdim=True)
+    t = s.gather(-1, n - 1)
+    k = probs * (probs >= t)
+    return k / k.sum(-1, keepdim=True)
+""",
+    near_miss="keeps-every-tie",
+)
+wrong(
+    "top_p_filter",
+    "sorts again to undo the sort",
+    """
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p >= 1: return probs
+    s, i = probs.sort(dim=-1, descending=True, stable=True)
+    keep = (s.cumsum(-1) - s) < p
+    s = s * keep
+    s = s / s.sum(-1, keepdim=True)
+    return s.gather(-1, i)
+""",
+    near_miss="sorted-twice",
+)
+wrong(
+    "sampling_distribution",
+    "a small temperature for zero",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0: raise ValueError("t")
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return torch.softmax(logits / temperature, -1)
+def top_k_filter(probs, k):
+    if k < 1: raise ValueError("x")
+    rank = probs.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    out = probs * (rank < k)
+    return out / out.sum(-1, keepdim=True)
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p == 1: return probs
+    s, i = probs.sort(dim=-1, descending=True, stable=True)
+    keep = (s.cumsum(-1) - s) < p
+    s = s * keep
+    s = s / s.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter(-1, i, s)
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    probs = torch.softmax(logits / max(temperature, 1e-3), -1)
+    if top_k is not None: probs = top_k_filter(probs, top_k)
+    if top_p is not None: probs = top_p_filter(probs, top_p)
+    return probs
+""",
+    near_miss="zero-is-small",
+)
+wrong(
+    "greedy_decode",
+    "finished rows are forgotten",
+    """
+def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
+    for _ in range(max_new_tokens):
+        nxt = next_logits(ids).argmax(-1)
+        ids = torch.cat([ids, nxt[:, None]], dim=1)
+        if eos_id is not None and (nxt == eos_id).all(): break
+    return ids
+""",
+    near_miss="forgets-finished-rows",
+)
+wrong(
+    "greedy_decode",
+    "stops before the last EOS",
+    """
+def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        nxt = next_logits(ids).argmax(-1)
+        if eos_id is not None:
+            nxt = torch.where(done, torch.full_like(nxt, eos_id), nxt)
+            done |= nxt == eos_id
+            if done.all(): break
+        ids = torch.cat([ids, nxt[:, None]], dim=1)
+    return ids
+""",
+    near_miss="without-the-last-eos",
+)
+wrong(
+    "greedy_decode",
+    "a limit for the whole text",
+    """
+def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    while ids.shape[1] < max_new_tokens:
+        nxt = next_logits(ids).argmax(-1)
+        if eos_id is not None:
+            nxt = torch.where(done, torch.full_like(nxt, eos_id), nxt)
+            done |= nxt == eos_id
+        ids = torch.cat([ids, nxt[:, None]], dim=1)
+        if eos_id is not None and done.all(): break
+    return ids
+""",
+    near_miss="length-with-prompt",
+)
+wrong(
+    "generate",
+    "top-p before top-k",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0: raise ValueError("t")
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return torch.softmax(logits / temperature, -1)
+def top_k_filter(probs, k):
+    if k < 1: raise ValueError("x")
+    rank = probs.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    out = probs * (rank < k)
+    return out / out.sum(-1, keepdim=True)
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p == 1: return probs
+    s, i = probs.sort(dim=-1, descending=True, stable=True)
+    keep = (s.cumsum(-1) - s) < p
+    s = s * keep
+    s = s / s.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter(-1, i, s)
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    probs = softmax_with_temperature(logits, temperature)
+    if top_k is not None: probs = top_k_filter(probs, top_k)
+    if top_p is not None: probs = top_p_filter(probs, top_p)
+    return probs
+def sample_from_uniform(probs, u):
+    n = (probs.cumsum(-1) <= u[..., None]).sum(-1)
+    last = ((probs > 0) * torch.arange(probs.shape[-1])).amax(-1)
+    return n.clamp(max=last)
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(len(ids), dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        p = softmax_with_temperature(next_logits(ids), temperature)
+        if top_p is not None: p = top_p_filter(p, top_p)
+        if top_k is not None: p = top_k_filter(p, top_k)
+        t = torch.multinomial(p, 1, generator=generator).squeeze(1)
+        if eos_id is not None:
+            t = torch.where(done, eos_id, t); done = done | (t == eos_id)
+        ids = torch.cat([ids, t[:, None]], 1)
+        if bool(done.all()): break
+    return ids
+""",
+    near_miss="top-p-first",
+)
+wrong(
+    "generate",
+    "Gaussian noise on the log-probabilities",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0: raise ValueError("t")
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return torch.softmax(logits / temperature, -1)
+def top_k_filter(probs, k):
+    if k < 1: raise ValueError("x")
+    rank = probs.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    out = probs * (rank < k)
+    return out / out.sum(-1, keepdim=True)
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p == 1: return probs
+    s, i = probs.sort(dim=-1, descending=True, stable=True)
+    keep = (s.cumsum(-1) - s) < p
+    s = s * keep
+    s = s / s.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter(-1, i, s)
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    probs = softmax_with_temperature(logits, temperature)
+    if top_k is not None: probs = top_k_filter(probs, top_k)
+    if top_p is not None: probs = top_p_filter(probs, top_p)
+    return probs
+def sample_from_uniform(probs, u):
+    n = (probs.cumsum(-1) <= u[..., None]).sum(-1)
+    last = ((probs > 0) * torch.arange(probs.shape[-1])).amax(-1)
+    return n.clamp(max=last)
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    done = torch.zeros(len(ids), dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        p = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        g = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        t = (p.log() + g).argmax(-1)
+        if eos_id is not None:
+            t[done] = eos_id; done |= t == eos_id
+        ids = torch.cat([ids, t[:, None]], 1)
+        if done.all(): break
+    return ids
+""",
+)
+wrong(
+    "generate",
+    "finished rows are forgotten, stop when all end at once",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0: raise ValueError("t")
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return torch.softmax(logits / temperature, -1)
+def top_k_filter(probs, k):
+    if k < 1: raise ValueError("x")
+    rank = probs.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    out = probs * (rank < k)
+    return out / out.sum(-1, keepdim=True)
+def top_p_filter(probs, p):
+    if not (0 < p <= 1): raise ValueError("p")
+    if p == 1: return probs
+    s, i = probs.sort(dim=-1, descending=True, stable=True)
+    keep = (s.cumsum(-1) - s) < p
+    s = s * keep
+    s = s / s.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter(-1, i, s)
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    probs = softmax_with_temperature(logits, temperature)
+    if top_k is not None: probs = top_k_filter(probs, top_k)
+    if top_p is not None: probs = top_p_filter(probs, top_p)
+    return probs
+def sample_from_uniform(probs, u):
+    n = (probs.cumsum(-1) <= u[..., None]).sum(-1)
+    last = ((probs > 0) * torch.arange(probs.shape[-1])).amax(-1)
+    return n.clamp(max=last)
+def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos_id=None, generator=None):
+    for _ in range(max_new_tokens):
+        p = sampling_distribution(next_logits(ids), temperature, top_k, top_p)
+        t = torch.multinomial(p, 1, generator=generator)
+        ids = torch.cat([ids, t], 1)
+        if eos_id is not None and (t == eos_id).all(): break
+    return ids
+""",
+    near_miss="forgets-finished-rows",
+)
+wrong(
+    "beam_search",
+    "asks whether the EOS is true",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    live = [((), 0.0)]; done = []
+    for _ in range(max_new_tokens):
+        cand = []
+        for toks, s in live:
+            text = torch.cat([ids, torch.tensor([list(toks)], dtype=ids.dtype)], 1) if toks else ids
+            lp = next_logits(text)[0].double().log_softmax(-1)
+            for v in range(lp.numel()): cand.append((toks + (v,), s + lp[v].item()))
+        cand.sort(key=lambda c: -c[1])
+        live = []
+        for c in cand[:beams]: (done if eos_id and c[0][-1] == eos_id else live).append(c)
+        if not live: break
+    out = [(torch.tensor(t, dtype=torch.long), s / max(len(t), 1) ** length_penalty) for t, s in done + live]
+    out.sort(key=lambda c: c[1], reverse=True)
+    return out[:beams]
+""",
+    near_miss="eos-zero-ignored",
+)
+wrong(
+    "beam_search",
+    "prunes by the normalised score",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    pool = [([], 0.0)]
+    for _ in range(max_new_tokens):
+        cand = []
+        for t, s in pool:
+            if t and eos_id is not None and t[-1] == eos_id: cand.append((t, s)); continue
+            x = torch.cat([ids, torch.tensor([t], dtype=ids.dtype)], 1) if t else ids
+            lp = next_logits(x)[0].double().log_softmax(-1)
+            cand += [(t + [v], s + lp[v].item()) for v in range(len(lp))]
+        cand.sort(key=lambda c: c[1] / len(c[0]) ** length_penalty, reverse=True)
+        pool = cand[:beams]
+    res = [(torch.tensor(t, dtype=torch.long), s / len(t) ** length_penalty) for t, s in pool if t]
+    return sorted(res, key=lambda r: r[1], reverse=True)
+""",
+    near_miss="prunes-by-score",
+)
+wrong(
+    "beam_search",
+    "a product of float32 probabilities",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    live = [((), torch.tensor(1.0))]; done = []
+    for _ in range(max_new_tokens):
+        cand = []
+        for toks, s in live:
+            text = torch.cat([ids, torch.tensor([list(toks)], dtype=ids.dtype)], 1) if toks else ids
+            p = next_logits(text)[0].float().softmax(-1)
+            for v in range(p.numel()): cand.append((toks + (v,), s * p[v]))
+        cand.sort(key=lambda c: -c[1])
+        live = []
+        for c in cand[:beams]: (done if eos_id is not None and c[0][-1] == eos_id else live).append(c)
+        if not live: break
+    out = [(torch.tensor(t, dtype=torch.long), float(s.log()) / max(len(t), 1) ** length_penalty) for t, s in done + live]
+    out.sort(key=lambda c: c[1], reverse=True)
+    return out[:beams]
+""",
+)
+wrong(
+    "beam_search",
+    "sums in the dtype of the logits",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    seqs = ids.new_zeros(1, 0); scores = None; fin = []
+    for step in range(max_new_tokens):
+        text = torch.cat([ids.expand(len(seqs), -1), seqs], 1)
+        lp = next_logits(text).log_softmax(-1)
+        if scores is None: scores = torch.zeros(1, dtype=lp.dtype)
+        V = lp.shape[-1]
+        tot = (scores[:, None] + lp).flatten()
+        top, flat = tot.topk(min(beams, tot.numel()))
+        beam, tok = flat // V, flat % V
+        seqs = torch.cat([seqs[beam], tok[:, None]], 1); scores = top
+        if eos_id is not None:
+            e = tok == eos_id
+            for s, sc in zip(seqs[e], scores[e]): fin.append((s, sc.item() / (step + 1) ** length_penalty))
+            seqs, scores = seqs[~e], scores[~e]
+            if len(seqs) == 0: break
+    n = seqs.shape[1]
+    fin += [(s, sc.item() / max(1, n) ** length_penalty) for s, sc in zip(seqs, scores)]
+    return sorted(fin, key=lambda x: x[1], reverse=True)[:beams]
+""",
+)
+right(
+    "beam_search",
+    "one pool of live and finished",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    pool = [([], 0.0)]
+    for _ in range(max_new_tokens):
+        cand = []
+        for t, s in pool:
+            if t and eos_id is not None and t[-1] == eos_id:
+                cand.append((t, s)); continue
+            x = torch.cat([ids, torch.tensor([t], dtype=ids.dtype)], 1) if t else ids
+            lp = next_logits(x)[0].double().log_softmax(-1)
+            cand += [(t + [v], s + lp[v].item()) for v in range(len(lp))]
+        cand.sort(key=lambda c: c[1], reverse=True)
+        pool = cand[:beams]
+    res = [(torch.tensor(t, dtype=torch.long), s / len(t) ** length_penalty) for t, s in pool if t or max_new_tokens == 0]
+    return sorted(res, key=lambda r: r[1], reverse=True)
+""",
+)
+right(
+    "beam_search",
+    "all live ones at once",
+    """
+def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
+    seqs = ids.new_zeros(1, 0); scores = torch.zeros(1, dtype=torch.float64); fin = []
+    for step in range(max_new_tokens):
+        text = torch.cat([ids.expand(len(seqs), -1), seqs], 1)
+        lp = next_logits(text).double().log_softmax(-1)
+        V = lp.shape[-1]
+        tot = (scores[:, None] + lp).flatten()
+        top, flat = tot.topk(min(beams, tot.numel()))
+        beam, tok = flat // V, flat % V
+        seqs = torch.cat([seqs[beam], tok[:, None]], 1); scores = top
+        if eos_id is not None:
+            e = tok == eos_id
+            for s, sc in zip(seqs[e], scores[e]): fin.append((s, sc.item() / (step + 1) ** length_penalty))
+            seqs, scores = seqs[~e], scores[~e]
+            if len(seqs) == 0: break
+    n = seqs.shape[1]
+    fin += [(s, sc.item() / max(1, n) ** length_penalty) for s, sc in zip(seqs, scores)]
+    return sorted(fin, key=lambda x: x[1], reverse=True)[:beams]
+""",
+)
+wrong(
+    "distinct_n",
+    "slices shorter than n",
+    """
+def distinct_n(ids, n):
+    x = [int(i) for i in ids]
+    g = [tuple(x[i:i + n]) for i in range(len(x))]
+    return len(set(g)) / len(g) if g else 0.0
+""",
+    near_miss="counts-the-short-tail",
+)
+wrong(
+    "distinct_n",
+    "counts those that never repeat",
+    """
+def distinct_n(ids, n):
+    x = [int(i) for i in ids]
+    g = [tuple(x[i:i + n]) for i in range(len(x) - n + 1)]
+    return sum(g.count(a) == 1 for a in g) / len(g) if g else 0.0
+""",
+    near_miss="occurs-once",
+)
+wrong(
+    "speculative_accept",
+    "the sum of all acceptances as the place",
+    """
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    n = len(draft_ids); rows = torch.arange(n)
+    ok = u < target_probs[rows, draft_ids] / draft_probs[rows, draft_ids]
+    a = int(ok.sum())
+    if a == n: return a, target_probs[-1]
+    r = (target_probs[a] - draft_probs[a]).clamp(min=0)
+    return a, r / r.sum()
+""",
+    near_miss="count-for-place",
+)
+wrong(
+    "speculative_accept",
+    "counts the next token",
+    """
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    n = len(draft_ids)
+    for i in range(n):
+        t = draft_ids[i]
+        if u[i] >= target_probs[i, t] / draft_probs[i, t]:
+            r = (target_probs[i] - draft_probs[i]).clamp(min=0)
+            return i + 1, r / r.sum()
+    return n + 1, target_probs[-1]
+""",
+    near_miss="counts-the-next-token",
+)
+right(
+    "speculative_accept",
+    "cross-multiplied, nonzero",
+    """
+def speculative_accept(target_probs, draft_probs, draft_ids, u):
+    p = target_probs[:-1].gather(1, draft_ids[:, None]).squeeze(1)
+    q = draft_probs.gather(1, draft_ids[:, None]).squeeze(1)
+    rejected = (u * q >= p).nonzero().flatten().tolist()
+    a = rejected[0] if rejected else len(draft_ids)
+    pad = torch.cat([draft_probs, torch.zeros_like(target_probs[:1])])
+    r = torch.maximum(target_probs[a] - pad[a], torch.zeros_like(pad[a]))
+    return a, r / r.sum()
+""",
+)
