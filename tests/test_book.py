@@ -253,7 +253,7 @@ def test_quiz_takes_text_that_yaml_would_not():
         (r"\frac{a}{b}", "<mfrac><mi>a</mi><mi>b</mi></mfrac>"),
         (r"x_i^2", "<msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup>"),
         (r"\sum_{i=1}^n x", "<munderover><mo>∑</mo>"),
-        (r"\sqrt{d_k}", "<msqrt><msub><mi>d</mi><mi>k</mi></msub></msqrt>"),
+        (r"\sqrt{d_k}", "</mspace><msub><mi>d</mi><mi>k</mi></msub></msqrt>"),
         (r"\begin{bmatrix} 0 & -\infty \\ 0 & 0 \end{bmatrix}", "<mtr>"),
         (r"\mathrm{head}_i", "<mi>head</mi>"),
         (r"\mathbb{R}^{n \times d}", "<mi>ℝ</mi>"),
@@ -269,6 +269,11 @@ def test_quiz_takes_text_that_yaml_would_not():
         ),
         (r"\begin{aligned} a \\ [2] \end{aligned}", "<mn>2</mn>"),
         (r"\mathcal{L} < \hat{y}", "<mi>ℒ</mi><mo>&lt;</mo>"),
+        (r"w_{<t}", '<msub><mi>w</mi><mrow><mo lspace="0" rspace="0">&lt;</mo><mi>t</mi></mrow></msub>'),
+        (r"a + |x|", '<mo form="prefix" stretchy="false">|</mo>'),
+        (r">", '><mo lspace="0" rspace="0">&gt;</mo></math>'),
+        (r"a \max(b)", '<mspace width="0.1667em"></mspace><mo movablelimits="true" lspace="0" rspace="0">max</mo>'),
+        (r"a &= b", '<mtd style="text-align:right;text-align:-webkit-right"><mi>a</mi></mtd>'),
     ],
 )
 def test_equations_become_mathml(tex, part):
@@ -421,6 +426,18 @@ def test_nothing_moves_while_a_page_loads(site, browser, width):  # noqa: F811
 
 
 # ---- execution and links ----
+
+
+def test_a_long_page_is_laid_out_to_its_end_while_the_place_that_is_read_stays(site, page):  # noqa: F811
+    page.goto(address(site, "book/masking.html#finding-leaks-from-outside"))
+    page.wait_for_function("!document.querySelector('.bd-article > section > section:not(.laid-out)')")
+    seen = '[document.documentElement.scrollHeight, document.querySelector("#finding-leaks-from-outside").getBoundingClientRect().top]'
+    page.wait_for_timeout(300)
+    height, top = page.evaluate(seen)
+    page.add_style_tag(content=LAID_OUT)
+    page.wait_for_timeout(300)
+    assert page.evaluate(seen)[0] == height
+    assert 0 <= top < 200
 
 
 def test_page_is_executed_again_when_a_module_it_uses_has_changed(tmp_path, monkeypatch):

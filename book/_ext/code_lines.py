@@ -11,6 +11,10 @@ from pygments.formatters import HtmlFormatter
 from sphinx.highlighting import PygmentsBridge
 
 TAG = re.compile(r"<[^>]*>")
+# a sign and its number or name, and a short word with a hyphen in it: a line would end behind the hyphen
+KEPT = re.compile(
+    r'<span class="o">[^<\s]?-</span><span class="\w+">[^<\s]{1,24}</span>|<span class="\w+">(?=[^<\s]*-)[^<\s]{2,32}</span>'
+)
 
 
 class LineFormatter(HtmlFormatter):
@@ -28,7 +32,8 @@ def one_line(line):
     text = html.unescape(TAG.sub("", line)).rstrip("\n")
     indentation = len(text) - len(text.lstrip(" "))
     style = f' style="--in:{indentation}"' if indentation and text.strip() else ""
-    return f'<span class="code-line"{style}>{line}</span>'
+    kept = KEPT.sub(r'<span class="kept">\g<0></span>', line)
+    return f'<span class="code-line"{style}>{kept}</span>'
 
 
 def setup(app):

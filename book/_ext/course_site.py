@@ -2,7 +2,7 @@
 
 - A page is read, and so executed, again when a module of `course_llm` that its cells import, or a file of
   measurements that they read, has changed.
-- Printed columns keep their lines, printed text wraps.
+- Printed columns keep their lines, printed text wraps; what a cell prints is one text, with its empty lines.
 - Directives `exercise-sheet` (a chapter's exercises, from its notebook), `api` (the reference of the modules) and
   `chapter-cards` (the landing page).
 - The theme's links to the repository, from `repository.url`, left out while that is empty.
@@ -23,6 +23,8 @@ import site_files
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from myst_nb.core import render
+from myst_nb.core.utils import coalesce_streams
 from sphinx.addnodes import toctree
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
@@ -332,7 +334,22 @@ def digest_of_extensions():
     return digest.hexdigest()
 
 
+def joined_streams(outputs):
+    """What a cell printed as one output each for stdout and stderr, as it came: myst-nb alone would cut off the end of each piece."""
+    first = {}
+    rest = []
+    for output in outputs:
+        if output["output_type"] == "stream" and output["name"] in first:
+            first[output["name"]]["text"] += output["text"]
+            continue
+        if output["output_type"] == "stream":
+            first[output["name"]] = output
+        rest.append(output)
+    return coalesce_streams(rest)
+
+
 def setup(app):
+    render.coalesce_streams = joined_streams
     app.add_config_value("course_extensions", digest_of_extensions(), "env")
     app.add_js_file("course.js", loading_method="defer")
     app.add_node(toctree_cards)

@@ -19,6 +19,10 @@ TOKEN = re.compile(
 # the room that LaTeX leaves below a row, as in `\\[2pt]`: the style sheet has its own
 ROW_SPACE = re.compile(r"\\\\\[-?[\d.]+(?:pt|em|ex|mm|cm)\]")
 
+# what a root's sign of the smallest size holds: without it the sign hangs below a low letter
+STRUT = '<mspace height="0.77em" depth="0.2em"></mspace>'
+LONE_OPERATOR = re.compile(r"^<mo>(?=[^<]*</mo>$)")
+
 GREEK = dict(
     zip(
         [
@@ -135,7 +139,7 @@ def to_mathml(tex, display=False):
     parser = Parser(tex)
     rows = parser.rows(stop=None)
     if len(rows) == 1 and len(rows[0]) == 1:
-        body = rows[0][0]
+        body = LONE_OPERATOR.sub('<mo lspace="0" rspace="0">', rows[0][0])
     else:
         body = table(rows, "aligned" if any(len(row) > 1 for row in rows) else "gathered")
     block = ' display="block"' if display else ""
@@ -155,6 +159,14 @@ def element(tag, content, **attributes):
     return f"<{tag}{given}>{content}</{tag}>"
 
 
+BAR = operator("|", stretchy="false")
+
+
+def aligned(side):
+    """Returns a style; Chromium moves what a cell of MathML holds by its own words alone."""
+    return f"text-align:{side}" if side == "left" else f"text-align:{side};text-align:-webkit-{side}"
+
+
 def table(rows, kind, alignment=""):
     """Returns an mtable; `kind` says how its columns are aligned."""
 
@@ -165,7 +177,7 @@ def table(rows, kind, alignment=""):
 
     lines = []
     for cells in rows:
-        line = "".join(f'<mtd style="text-align:{side(i)}">{cell}</mtd>' for i, cell in enumerate(cells))
+        line = "".join(f'<mtd style="{aligned(side(i))}">{cell}</mtd>' for i, cell in enumerate(cells))
         lines.append(f"<mtr>{line}</mtr>")
     if kind in ("aligned", "gathered"):
         return f'<mtable class="{kind}" displaystyle="true" columnspacing="0em">{"".join(lines)}</mtable>'
@@ -178,6 +190,7 @@ class Parser:
         self.tokens = [(m.group(), m.start()) for m in TOKEN.finditer(tex) if m.lastgroup]
         self.at = 0
         self.font = "it"
+        self.in_script = False
 
     def peek(self):
         return self.tokens[self.at][0] if self.at < len(self.tokens) else None
@@ -249,6 +262,17 @@ class Parser:
         self.expect("}")
         return content
 
+    def script(self):
+        """Reads a subscript or superscript, in which no space stands around operators."""
+        before, self.in_script = self.in_script, True
+        content = self.group()
+        self.in_script = before
+        return content
+
+    def sign(self, char):
+        """Returns an operator that stands between two things."""
+        return operator(char, **({"lspace": "0", "rspace": "0"} if self.in_script else {}))
+
     def raw_group(self):
         """Reads an argument in braces as it is written."""
         start = self.tokens[self.at][1] if self.peek() == "{" else None
@@ -270,14 +294,16 @@ class Parser:
         operand = before != "" and not (before.endswith("</mo>") and before[-6] not in ")]|")
         if base == "<mo>−</mo>" and not operand:
             base = operator("−", form="prefix")
+        elif base == BAR:
+            base = operator("|", form="postfix" if operand else "prefix", stretchy="false")
         below = above = None
         primes = ""
         while self.peek() in ("_", "^", "'", "\\limits", "\\nolimits"):
             token = self.next()
             if token == "_":
-                below = self.group()
+                below = self.script()
             elif token == "^":
-                above = self.group()
+                above = self.script()
             elif token == "'":
                 primes += "′"
         if primes:
@@ -286,7 +312,7 @@ class Parser:
         if kind in ("function", "limits"):
             space = '<mspace width="0.1667em"></mspace>'
             after = "" if self.peek() in (None, "(", "[", "\\left", "}", "&", "{", "\\bigl") else space
-            return (space if operand and kind == "function" else "") + result + after
+            return (space if operand else "") + result + after
         return result
 
     def atom(self):
@@ -309,7 +335,7 @@ class Parser:
         plain = {"-": "−", "*": "∗", "~": "\u00a0"}.get(token, token)
         if token in '.,;:!?~"@`':
             return (element("mtext", plain) if token == "~" else operator(plain)), "plain"
-        return operator(plain), "plain"
+        return self.sign(plain), "plain"
 
     def letter(self, first):
         if self.font == "rm":
@@ -342,7 +368,7 @@ class Parser:
         if name in ("dots", "ldots", "dotsc", "dotsb"):
             return operator(OPERATORS[name], lspace="0", rspace="0"), "plain"
         if name in OPERATORS:
-            return operator(OPERATORS[name]), "plain"
+            return self.sign(OPERATORS[name]), "plain"
         if name in LARGE:
             return operator(LARGE[name]), "plain" if name == "int" else "large"
         if f"\\{name}" in FENCES:
@@ -375,7 +401,7 @@ class Parser:
 
     def limit_function(self, word):
         word = word.replace(" ", "\u2009")
-        return operator(word, movablelimits="true", lspace="0.1667em", rspace="0"), "limits"
+        return operator(word, movablelimits="true", lspace="0", rspace="0"), "limits"
 
     def in_font(self, font):
         before, self.font = self.font, font
@@ -418,13 +444,13 @@ class Parser:
 
     def do_sqrt(self, _):
         if self.peek() != "[":
-            return element("msqrt", self.group()), "plain"
+            return element("msqrt", STRUT + self.group()), "plain"
         self.next()
         index = []
         while self.peek() != "]":
             index.append(self.scripted(index[-1] if index else ""))
         self.next()
-        return element("mroot", self.group() + row(index)), "plain"
+        return element("mroot", f"<mrow>{STRUT}{self.group()}</mrow>{row(index)}"), "plain"
 
     def do_text(self, _):
         pieces = re.split(r"(?<!\\)\$", self.raw_group())

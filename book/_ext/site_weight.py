@@ -6,6 +6,7 @@ that comes later moves the page, or is left out: then equations are set in a fon
 """
 
 import base64
+import copy
 import hashlib
 import html
 import io
@@ -19,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import tinycss2
 from fontTools import subset
 from fontTools.ttLib import TTFont
+from fontTools.ttLib.tables import otTables
 
 SHEET = re.compile(r'<link (?=[^>]*rel="stylesheet")[^>]*?href="((?:\.\./)*_static/[^"?]+)[^"]*"[^>]*/?>\s*')
 LIST = re.compile(r"\A/\* (.*?) \*/")
@@ -206,6 +208,7 @@ def save_subset(source: Path, target: Path, points):
     cut.populate(unicodes=points)
     cut.subset(font)
     if "MATH" in font:
+        fitting_roots(font)
         even_roots(font)
     font.flavor = "woff2"
     font.save(target)
@@ -216,9 +219,7 @@ def even_roots(font):
 
     Chromium keeps the width of the widest sign for every root, which leaves a gap behind the small ones.
     """
-    variants = font["MATH"].table.MathVariants
-    smallest = font.getBestCmap()[ord("√")]
-    sizes = variants.VertGlyphConstruction[variants.VertGlyphCoverage.glyphs.index(smallest)]
+    sizes, smallest = root_sizes(font)
     names = {record.VariantGlyph for record in sizes.MathGlyphVariantRecord}
     names |= {part.glyph for part in sizes.GlyphAssembly.PartRecords}
     width = font["hmtx"][smallest][0]
@@ -227,3 +228,36 @@ def even_roots(font):
         glyph.coordinates.translate((width - advance, 0))
         glyph.recalcBounds(font["glyf"])
         font["hmtx"][name] = (width, bearing + width - advance)
+
+
+def fitting_roots(font):
+    """Adds sizes of the root's sign between the smallest and the next, which is half as high again, and room below the bar.
+
+    A browser takes the first sign that is high enough and lets it hang below the line by what it is too high. The bar is drawn
+    by half its thickness too low.
+    """
+    sizes, smallest = root_sizes(font)
+    records = sizes.MathGlyphVariantRecord
+    glyph, between = font["glyf"][smallest], []
+    for percent in (112, 125, 138):
+        name = f"{smallest}.{percent}"
+        larger = copy.deepcopy(glyph)
+        larger.coordinates.scale((1, percent / 100))
+        larger.coordinates.toInt()
+        font["glyf"][name] = larger
+        larger.recalcBounds(font["glyf"])
+        font["hmtx"][name] = font["hmtx"][smallest]
+        record = otTables.MathGlyphVariantRecord()
+        record.VariantGlyph, record.AdvanceMeasurement = name, larger.yMax - larger.yMin
+        between.append(record)
+    sizes.MathGlyphVariantRecord = [records[0], *between, *records[1:]]
+    sizes.VariantCount = len(sizes.MathGlyphVariantRecord)
+    constants = font["MATH"].table.MathConstants
+    constants.RadicalVerticalGap.Value, constants.RadicalDisplayStyleVerticalGap.Value = 130, 145
+
+
+def root_sizes(font):
+    """Returns the sizes of the root's sign, and the name of the smallest."""
+    variants = font["MATH"].table.MathVariants
+    smallest = font.getBestCmap()[ord("√")]
+    return variants.VertGlyphConstruction[variants.VertGlyphCoverage.glyphs.index(smallest)], smallest
