@@ -1,7 +1,8 @@
 """Lines of code that are wider than the page go on below, indented further than they begin.
 
-Each line of highlighted code is a block of its own in HTML, which knows how far it is indented. The style sheet does
-the rest, for each width of the page.
+Each line of highlighted code is a block of its own in HTML, which knows how far it is indented and where it may end: between
+words, and in a word only if it is long, in front of a dot or behind a bracket. The style sheet does the rest, for each width of
+the page. What is copied is what was written.
 """
 
 import html
@@ -11,10 +12,21 @@ from pygments.formatters import HtmlFormatter
 from sphinx.highlighting import PygmentsBridge
 
 TAG = re.compile(r"<[^>]*>")
-# a sign and its number or name, and a short word with a hyphen in it: a line would end behind the hyphen
-KEPT = re.compile(
-    r'<span class="o">[^<\s]?-</span><span class="\w+">[^<\s]{1,24}</span>|<span class="\w+">(?=[^<\s]*-)[^<\s]{2,32}</span>'
+PIECE = re.compile(
+    r'(?P<token><span class="\w+">[^<\s]*</span>)|(?P<tag><[^>]*>)|(?P<space>\s+)|(?P<text>(?:&#?\w+;|[^<\s&])+)'
 )
+COMMENT = re.compile(r'(?<=\S)(\s+|<span class="w">\s+</span>)(<span class="c1">.*</span>)$')
+PROSE = re.compile(r'(?:\s*|<span class="w">\s*</span>)<span class="(?:sd|c1)">[^<]*</span>\s*')  # a line of a docstring, or of comments alone
+DOT, OPENED, SLASH = (
+    re.compile(r'(<span class="o">\.</span>)'),
+    re.compile(r'(<span class="p">[(\[{,][^<]*</span>)'),
+    re.compile(r"([/=,])"),
+)
+# a sign and its number or name, and a short token with a hyphen in it: a line would end behind the hyphen
+KEPT = re.compile(
+    r'<span class="o">[^<\s]?-</span><span class="\w+">[^<\s]{1,24}</span>|<span class="\w+">(?=[^<\s]*-)[^<\s]{2,28}</span>'
+)
+LONG = 28  # characters of a word that may end a line within itself
 
 
 class LineFormatter(HtmlFormatter):
@@ -29,11 +41,57 @@ class LineFormatter(HtmlFormatter):
 
 
 def one_line(line):
-    text = html.unescape(TAG.sub("", line)).rstrip("\n")
+    line, newline, _ = line.partition("\n")
+    text = html.unescape(TAG.sub("", line))
     indentation = len(text) - len(text.lstrip(" "))
     style = f' style="--in:{indentation}"' if indentation and text.strip() else ""
-    kept = KEPT.sub(r'<span class="kept">\g<0></span>', line)
-    return f'<span class="code-line"{style}>{kept}</span>'
+    kind = "code-line prose" if PROSE.fullmatch(line) else "code-line"
+    body, end = line, ""
+    if comment := COMMENT.search(line):
+        body = line[: comment.start()] + comment.group(1)
+        end = '<span class="chunk">' + "".join(words(comment.group(2))) + "</span>"
+    return f'<span class="{kind}"{style}>{"".join(words(body))}{end}{newline}</span>'
+
+
+def words(line):
+    """Yields a line's words, with what keeps each together."""
+    word, first, space = "", True, ""
+    for piece in [*PIECE.finditer(line), None]:
+        if piece is not None and piece.lastgroup in ("token", "text"):
+            word += piece.group()
+            continue
+        if word:
+            yield opening(space, word) if first else space + whole(word)
+            word, first, space = "", False, ""
+        if piece is not None and piece.lastgroup == "space":
+            space = piece.group()
+        elif piece is not None:
+            yield space + piece.group()
+            space, first = "", False
+    yield space
+
+
+def whole(word):
+    """A word that goes to the next line as a whole, or, where it is longer than a line, ends it at a good place."""
+    text = html.unescape(TAG.sub("", word))
+    if len(text) > LONG:
+        return f'<span class="chunk">{breakable(word)}</span>'
+    return f'<span class="kept">{word}</span>' if "-" in text[:-1] else word
+
+
+def opening(space, word):
+    """The indentation and what a line begins with: a line that ended between them would be empty."""
+    first = re.match(r'<span class="\w+">[^<]{1,24}</span>|(?:&#?\w+;|[^<&]){1,24}$', word)
+    if not space or first is None:
+        return space + whole(word)
+    return f'<span class="kept">{space}{first.group()}</span>{breakable(word[first.end() :])}'
+
+
+def breakable(word):
+    if "<" not in word:
+        return SLASH.sub(r"\1<wbr>", word)
+    kept = KEPT.sub(r'<span class="kept">\g<0></span>', word)
+    return OPENED.sub(r"\1<wbr>", DOT.sub(r"<wbr>\1", kept))
 
 
 def setup(app):

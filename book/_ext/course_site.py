@@ -318,7 +318,8 @@ def extra_pages(app):
     base = app.config.html_baseurl
     body = (
         '<h1>Not found</h1><p>There is no page at this address. Go to the <a href="'
-        f'{(base or "/") + app.config.root_doc}.html">first page</a> or search the book.</p>'
+        f'{(base or "/") + app.config.root_doc}.html">first page</a> or '
+        f'<a href="{base or "/"}search.html">search the book</a>.</p>'
     )
     context = {"title": "Not found", "body": body}
     if base:

@@ -164,8 +164,8 @@ def generate_cached(
 ) -> Int[Tensor, "batch longer"]:
     """Continues each row greedily, pushing every token through the model at most once.
 
-    The first call reads the prompt (prefill), each later one only the newest token of each row: prompt + new
-    - 1 tokens per row in all, since the last token written is never read. Ties go to the lower token id.
+    The first call reads the prompt (prefill), each later one only the newest token of each row:
+    prompt + new - 1 tokens per row in all, since the last token written is never read. Ties go to the lower token id.
 
     Args:
         model: `model(ids, cache)` reads `(batch, new)` token ids that continue the text behind `cache` (None
