@@ -1,4 +1,5 @@
 // The KV cache fills: a prompt in one step, then one token a step, with what each step computes, reads and keeps.
+// The shape is Llama-2-7B's: its three feed-forward matrices of width 11008 are counted as two of 16512.
 
 const DEFAULTS = {
   "tokens": ["Marfan", "syndrome", "is", "a", "disorder", "of", "connective", "tissue", "that", "affects", "heart", "eyes", "and", "bones"],
@@ -11,7 +12,7 @@ const DEFAULTS = {
   "heads": 32,
   "kv_heads": 32,
   "head_dim": 128,
-  "d_ff": 11008,
+  "d_ff": 16512,
   "bytes_per_element": 2
 };
 // ---- arithmetic: course_llm.kv_cache.forward_flops, kv_cache_bytes and the bytes of decode_intensity ----
@@ -72,7 +73,7 @@ export default {
         input.min = least();
         input.max = most();
         input.value = get(key);
-        shown.textContent = get(key);
+        shown.textContent = get(key).toLocaleString("en");
       });
       return make("label", {}, make("span", {}, name, shown), input);
     };
@@ -151,7 +152,7 @@ export default {
         select("kv_heads", "key and value heads of 32", [[32, "32: multi-head"], [8, "8: grouped-query"], [1, "1: multi-query"]]),
         slider("prompt", "words in the prompt", () => 1, () => tokens.length - 1, 1, { step: 0 }),
         slider("step", "words written", () => 0, lastStep),
-        slider("record", "tokens of a patient's record before the words", () => 0, () => 8000, 500),
+        slider("record", "tokens of the patient’s record", () => 0, () => 8000, 500),
         slider("batch", "texts at once", () => 1, () => 64)),
       make("p", { "data-testid": "text" }, before, " ", ...words.flatMap((word) => [word, " "])),
       make("p", { class: "small" }, "orange frame: computed in this step; plain frame: from the cache; dashed: to come"),
