@@ -94,6 +94,7 @@ export default {
     const names = { phase: "step", pushed: "tokens through the model", flops: "FLOPs of this step", total: "FLOPs so far",
       cache: "cache", read: "bytes read", intensity: "FLOPs per byte" };
     const cells = Object.fromEntries(Object.keys(names).map((key) => [key, make("span", { "data-testid": key })]));
+    cells.phase.style.whiteSpace = "normal"; // words, no number
     const other = make("p", { "aria-live": "polite", "data-testid": "said" });
 
     const update = () => {

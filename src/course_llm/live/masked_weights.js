@@ -75,7 +75,7 @@ export default {
           set("scores", get("scores").map((r, a) => (a === i ? r.map((s, b) => (b === j ? value : s)) : r)));
         },
       });
-      return { input, label: make("label", {}, make("span", {}, `score for “${token}”`), input) };
+      return { input, label: make("label", {}, make("span", {}, `score: ${token}`), input) };
     });
 
     const rows = tokens.map((token, i) => {
@@ -85,7 +85,7 @@ export default {
       });
       const total = make("span", { "data-testid": `sum-${i}` });
       const node = make("tr", {}, make("th", { scope: "row" }, token), ...cells.map((c) => c.node),
-        make("td", { style: "text-align:center" }, total));
+        make("td", { style: "text-align:center", class: "sum" }, total));
       return { cells, total, node };
     });
     const said = make("p", { "aria-live": "polite", "data-testid": "said" });
@@ -113,6 +113,8 @@ export default {
         total.dataset.value = at < 2 ? "" : sum(all[at][a]);
         node.style.outline = a === i ? "2px solid var(--live-2)" : "";
       });
+      // scores have no sum of interest
+      el.querySelectorAll(".sum").forEach((cell) => (cell.style.display = at < 2 ? "none" : ""));
       const total = sum(all[3][i]);
       const future = sum(all[2][i].slice(i + 1));
       const words = [
@@ -133,8 +135,9 @@ export default {
       onclick: () => set("step", Math.min(STEPS.length - 1, Math.max(0, get("step") + move))),
     }, words);
 
-    // upright words keep the columns narrow enough for a phone
-    const upright = "writing-mode:vertical-rl;transform:rotate(180deg)";
+    // on a phone a long word stands upright and keeps its column narrow
+    const header = (word, name = "") => make("th", { scope: "col", style: "text-align:center;vertical-align:bottom", class: name },
+      make("span", { class: word.length > 4 ? "upright" : "" }, word));
     el.classList.add("live-figure");
     el.append(
       make("div", { class: "controls" },
@@ -143,12 +146,12 @@ export default {
         make("label", {}, make("span", {}, "row to look at"), row)),
       make("div", { class: "scroll" }, make("table", {},
         make("caption", { style: "text-align:left;caption-side:top" }, "rows: queries; columns: keys"),
-        make("thead", {}, make("tr", {}, make("td"), ...[...tokens, "sum"].map((t) =>
-          make("th", { scope: "col", style: "text-align:center" }, make("span", { style: upright }, t))))),
+        make("thead", {}, make("tr", {}, make("td"), ...tokens.map((t) => header(t)), header("sum", "sum"))),
         make("tbody", {}, ...rows.map((r) => r.node)))),
       make("div", { class: "buttons" }, button("back", "back", -1), button("next step", "next", 1)),
       said,
-      make("div", { class: "controls" }, ...inputs.map((x) => x.label)));
+      // four in a row, or two
+      make("div", { class: "controls", style: "grid-template-columns:repeat(auto-fit,minmax(min(9rem,100%),1fr))" }, ...inputs.map((x) => x.label)));
     for (const key of Object.keys(DEFAULTS)) model.on(`change:${key}`, update);
     update();
   },
