@@ -58,7 +58,8 @@ def _(g: Gen):
     first = math.e / (math.e + 1)
     by_hand = call(q, k, g.tensor([[1.0, 0, 3], [0, 1, 3]])).expect(g.tensor([[first, 1 - first, 3]]))
     yield by_hand.says("one query, two keys, three numbers per value")
-    for sizes in ({}, {"d_k": 9, "d_v": 2}, {"queries": 7, "keys": 2}, {"queries": 6, "keys": 6, "d_v": 4}):
+    # a root of d_k that is not whole: rounding it must show
+    for sizes in ({}, {"d_k": 7, "d_v": 2}, {"queries": 7, "keys": 2}, {"queries": 6, "keys": 6, "d_v": 4}):
         args = qkv(g, **sizes)
         yield call(*args).expect(F.scaled_dot_product_attention(*args)).says("no batch dimension, no mask")
 
@@ -174,6 +175,35 @@ def _(q, k, v, mask=None):
     weights no longer sum to 1. Add the mask to the scores before the softmax."""
     weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
     return (weights if mask is None else weights.masked_fill(mask == -INF, 0)) @ v
+
+
+@scaled_dot_product_attention.near_miss("renormalised-after-the-mask")
+def _(q, k, v, mask=None):
+    """The mask is applied after the softmax, and the weights are divided by their sum. That is 0/0 where a
+    hidden key has taken all the weight: add the mask to the scores before the softmax."""
+    weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
+    if mask is None:
+        return weights @ v
+    weights = weights.masked_fill(mask == -INF, 0)
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+@scaled_dot_product_attention.near_miss("mask-multiplied")
+def _(q, k, v, mask=None):
+    """The scores are multiplied by the mask, which is no product of zeros and ones: it is additive, 0
+    leaves a score as it is. Add it."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return _attend(scores if mask is None else scores * mask, v, None)
+
+
+@scaled_dot_product_attention.near_miss("global-maximum")
+def _(q, k, v, mask=None):
+    """The largest of all scores is subtracted, so the powers of a row far below it are all 0, and 0/0 is
+    NaN. Subtract each row's own largest score."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    powers = (scores - scores.max()).exp()
+    return powers / powers.sum(-1, keepdim=True) @ v
 
 
 @scaled_dot_product_attention.near_miss("mask-added-to-weights")
@@ -551,6 +581,33 @@ def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
     """The scores are divided by √d_hidden. Each dot product runs over the d_k columns of one head, so
     divide by √d_k."""
     return _mha(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask, scale=x_query.shape[-1] ** -0.5)
+
+
+@multi_head_attention.near_miss("width-from-d-hidden")
+def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    """The width of a head is taken for d_hidden/heads. That is the usual choice, not a law: read d_k off
+    `w_q` and d_v off `w_v`, their columns divided by `heads`."""
+    width = x_query.shape[-1] // heads
+    q, k, v = (
+        (x @ w).reshape(*x.shape[:-1], heads, width).transpose(-3, -2)
+        for x, w in ((x_query, w_q), (x_key, w_k), (x_key, w_v))
+    )
+    scores = q @ k.transpose(-2, -1) / math.sqrt(width)
+    scores = scores if mask is None else scores + mask
+    return (torch.softmax(scores, dim=-1) @ v).transpose(-3, -2).flatten(-2) @ w_o
+
+
+@multi_head_attention.near_miss("axes-from-the-front")
+def _(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    """The axes of seq and heads are counted from the front, which is right for one batch dimension alone.
+    Count from the end: swap axes -3 and -2."""
+    q, k, v = (
+        (x @ w).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for x, w in ((x_query, w_q), (x_key, w_k), (x_key, w_v))
+    )
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    return (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).flatten(2) @ w_o
 
 
 @multi_head_attention.near_miss("scaled-by-d-hidden-over-heads")
@@ -964,6 +1021,8 @@ def _(g: Gen):
     yield call(x, g.tensor([0, 0, 0])).expect(x).says("position 0 changes nothing")
     yield rope_case(g.randn(4, 2), g.perm(9)[:4]).says("a single pair of columns")
     yield rope_case(g.randn(1, 8), g.tensor([5])).says("a single position")
+    # the angle of a single pair is the position itself, exact in float32
+    yield rope_case(g.randn(3, 2), 100_000 + g.perm(9)[:3]).says("positions beyond 100,000")
     yield rope_case(g.randn(4, 8), g.perm(9)[:4].int()).says("int32 positions")
     yield (
         call(g.randn(2, 3, 8), 2 * g.ints(1025, 2000, 3) + 1)
@@ -1234,6 +1293,15 @@ def _(x, weights, heads):
     return normed + _feed_forward(normed, weights)
 
 
+@decoder_block.near_miss("attention-residual-from-the-norm")
+def _(x, weights, heads):
+    """The attention's output is added to the normalised x. The residual stream passes by the norm: add it
+    to x itself."""
+    normed = _norm1(x, weights)
+    x = normed + _attention(normed, weights, heads)
+    return x + _feed_forward(_norm2(x, weights), weights)
+
+
 @decoder_block.near_miss("second-residual-from-the-input")
 def _(x, weights, heads):
     """The second residual adds the block's input, so what the attention has added is lost. It adds the
@@ -1342,6 +1410,28 @@ def _(x, weights, heads):
     """The biases of the feed-forward layer are missing: add b_up before the GELU and b_down at the end."""
     x = x + _attention(_norm1(x, weights), weights, heads)
     return x + F.gelu(_norm2(x, weights) @ weights.w_up) @ weights.w_down
+
+
+@decoder_block.near_miss("no-b-up")
+def _(x, weights, heads):
+    """The bias b_up is missing: add it before the GELU."""
+    x = x + _attention(_norm1(x, weights), weights, heads)
+    return x + F.gelu(_norm2(x, weights) @ weights.w_up) @ weights.w_down + weights.b_down
+
+
+@decoder_block.near_miss("no-b-down")
+def _(x, weights, heads):
+    """The bias b_down is missing: add it at the end of the feed-forward layer."""
+    x = x + _attention(_norm1(x, weights), weights, heads)
+    return x + F.gelu(_norm2(x, weights) @ weights.w_up + weights.b_up) @ weights.w_down
+
+
+@decoder_block.near_miss("no-second-norm")
+def _(x, weights, heads):
+    """The feed-forward layer reads the stream as it is. The second norm, with ln2_scale and ln2_bias,
+    stands before it."""
+    x = x + _attention(_norm1(x, weights), weights, heads)
+    return x + _feed_forward(x, weights)
 
 
 @decoder_block.near_miss("unbiased-variance")

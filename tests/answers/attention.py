@@ -2250,3 +2250,211 @@ def decoder_block(x, weights, heads):
     return h + F.gelu(n @ w.w_up + w.b_up) @ w.w_down + w.b_down
 """,
 )
+
+# ---- answers that were written without sight of the checks
+wrong(
+    "scaled_dot_product_attention",
+    "the root rounded down",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    s = q @ k.mT / int(math.sqrt(q.shape[-1]))
+    if mask is not None: s = s + mask
+    return s.softmax(-1) @ v
+""",
+)
+wrong(
+    "scaled_dot_product_attention",
+    "the mask multiplied",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None: s = s * mask
+    return s.softmax(-1) @ v
+""",
+    near_miss="mask-multiplied",
+)
+wrong(
+    "scaled_dot_product_attention",
+    "subtracts the largest score of all",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None: s = s + mask
+    e = (s - s.max()).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+""",
+    near_miss="global-maximum",
+)
+wrong(
+    "scaled_dot_product_attention",
+    "the mask after the softmax, divided by the sum",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    w = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    if mask is not None:
+        w = w * (mask == 0)
+        w = w / w.sum(-1, keepdim=True)
+    return w @ v
+""",
+    near_miss="renormalised-after-the-mask",
+)
+right(
+    "scaled_dot_product_attention",
+    "the mask before the scale",
+    """
+def scaled_dot_product_attention(q, k, v, mask=None):
+    s = q @ k.mT
+    if mask is not None: s = s + mask
+    return (s / q.shape[-1] ** 0.5).softmax(-1) @ v
+""",
+)
+right(
+    "split_heads",
+    "view, on views too",
+    """
+def split_heads(x, heads):
+    b, s, d = x.shape
+    return x.view(b, s, heads, d // heads).transpose(1, 2)
+""",
+)
+wrong(
+    "multi_head_attention",
+    "heads as wide as d_hidden per heads",
+    """
+def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    dk = x_query.shape[-1] // heads
+    f = lambda t: t.reshape(*t.shape[:-1], heads, dk).transpose(-2, -3)
+    q, k, v = f(x_query @ w_q), f(x_key @ w_k), f(x_key @ w_v)
+    s = q @ k.transpose(-1, -2) / dk ** 0.5
+    if mask is not None: s = s + mask
+    return (s.softmax(-1) @ v).transpose(-2, -3).flatten(-2) @ w_o
+""",
+    near_miss="width-from-d-hidden",
+)
+wrong(
+    "multi_head_attention",
+    "axes 1 and 2",
+    """
+def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    q = (x_query @ w_q).unflatten(-1, (heads, -1)).transpose(1, 2)
+    k = (x_key @ w_k).unflatten(-1, (heads, -1)).transpose(1, 2)
+    v = (x_key @ w_v).unflatten(-1, (heads, -1)).transpose(1, 2)
+    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if mask is not None: s = s + mask
+    return (s.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w_o
+""",
+    near_miss="axes-from-the-front",
+)
+right(
+    "multi_head_attention",
+    "sums over blocks of w_o",
+    """
+def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):
+    q = torch.stack((x_query @ w_q).chunk(heads, -1), -3)
+    k = torch.stack((x_key @ w_k).chunk(heads, -1), -3)
+    v = torch.stack((x_key @ w_v).chunk(heads, -1), -3)
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return torch.einsum("...hqv,hvd->...qd", o, w_o.reshape(heads, -1, w_o.shape[-1]))
+""",
+)
+wrong(
+    "apply_rope",
+    "a table of 4096 positions",
+    """
+def apply_rope(x, positions, base=10000.0):
+    d = x.shape[-1]
+    inv = base ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
+    ang = positions.clamp(0, 4095)[..., None].float() * inv
+    c, s = ang.cos(), ang.sin()
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2).to(x.dtype)
+""",
+)
+right(
+    "apply_rope",
+    "two by two matrices",
+    """
+def apply_rope(x, positions, base=10000.0):
+    d = x.shape[-1]
+    a = positions[..., None].double() / base ** (torch.arange(0, d, 2).double() / d)
+    R = torch.stack([torch.stack([a.cos(), -a.sin()], -1), torch.stack([a.sin(), a.cos()], -1)], -2)
+    p = x.double().reshape(*x.shape[:-1], d // 2, 2, 1)
+    return (R @ p).reshape(x.shape).to(x.dtype)
+""",
+)
+wrong(
+    "decoder_block",
+    "adds to the norm",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    b, n, d = x.shape
+    h = F.layer_norm(x, (d,), w.ln1_scale, w.ln1_bias, 1e-5)
+    f = lambda t: t.unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, k, v = f(h @ w.w_q), f(h @ w.w_k), f(h @ w.w_v)
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = s.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    a = (s.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w.w_o
+    x = h + a
+    h = F.layer_norm(x, (d,), w.ln2_scale, w.ln2_bias, 1e-5)
+    return x + F.gelu(h @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+    near_miss="attention-residual-from-the-norm",
+)
+wrong(
+    "decoder_block",
+    "b_down left out",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    b, n, d = x.shape
+    h = F.layer_norm(x, (d,), w.ln1_scale, w.ln1_bias, 1e-5)
+    f = lambda t: t.unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, k, v = f(h @ w.w_q), f(h @ w.w_k), f(h @ w.w_v)
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = s.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    a = (s.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w.w_o
+    x = x + a
+    h = F.layer_norm(x, (d,), w.ln2_scale, w.ln2_bias, 1e-5)
+    return x + F.gelu(h @ w.w_up + w.b_up) @ w.w_down
+""",
+    near_miss="no-b-down",
+)
+wrong(
+    "decoder_block",
+    "b_up left out",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    b, n, d = x.shape
+    h = F.layer_norm(x, (d,), w.ln1_scale, w.ln1_bias, 1e-5)
+    f = lambda t: t.unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, k, v = f(h @ w.w_q), f(h @ w.w_k), f(h @ w.w_v)
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = s.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    a = (s.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w.w_o
+    x = x + a
+    h = F.layer_norm(x, (d,), w.ln2_scale, w.ln2_bias, 1e-5)
+    return x + F.gelu(h @ w.w_up) @ w.w_down + w.b_down
+""",
+    near_miss="no-b-up",
+)
+wrong(
+    "decoder_block",
+    "no second norm",
+    """
+def decoder_block(x, weights, heads):
+    w = weights
+    b, n, d = x.shape
+    h = F.layer_norm(x, (d,), w.ln1_scale, w.ln1_bias, 1e-5)
+    f = lambda t: t.unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, k, v = f(h @ w.w_q), f(h @ w.w_k), f(h @ w.w_v)
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = s.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    a = (s.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w.w_o
+    x = x + a
+    h = x
+    return x + F.gelu(h @ w.w_up + w.b_up) @ w.w_down + w.b_down
+""",
+    near_miss="no-second-norm",
+)

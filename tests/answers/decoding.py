@@ -1880,9 +1880,9 @@ def generate(next_logits, ids, max_new_tokens, temperature=1.0, top_k=None, top_
 )
 
 # ---- beam_search
-right(
+wrong(
     "beam_search",
-    "pooled",
+    "pooled, pruned by the normalised score",
     """
 def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
     def score(h):
@@ -1902,6 +1902,7 @@ def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_pen
         pool = sorted(grown, key=score, reverse=True)[:beams]
     return [(torch.tensor(h[0]), score(h)) for h in sorted(pool, key=score, reverse=True)]
 """,
+    near_miss="prunes-by-score",
 )
 right(
     "beam_search",
@@ -3979,26 +3980,6 @@ def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_pen
     return out[:beams]
 """,
     near_miss="eos-zero-ignored",
-)
-wrong(
-    "beam_search",
-    "prunes by the normalised score",
-    """
-def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_penalty=0.0):
-    pool = [([], 0.0)]
-    for _ in range(max_new_tokens):
-        cand = []
-        for t, s in pool:
-            if t and eos_id is not None and t[-1] == eos_id: cand.append((t, s)); continue
-            x = torch.cat([ids, torch.tensor([t], dtype=ids.dtype)], 1) if t else ids
-            lp = next_logits(x)[0].double().log_softmax(-1)
-            cand += [(t + [v], s + lp[v].item()) for v in range(len(lp))]
-        cand.sort(key=lambda c: c[1] / len(c[0]) ** length_penalty, reverse=True)
-        pool = cand[:beams]
-    res = [(torch.tensor(t, dtype=torch.long), s / len(t) ** length_penalty) for t, s in pool if t]
-    return sorted(res, key=lambda r: r[1], reverse=True)
-""",
-    near_miss="prunes-by-score",
 )
 wrong(
     "beam_search",
