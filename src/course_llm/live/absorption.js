@@ -14,8 +14,8 @@ const MODELS = {
 // ---- arithmetic: course_llm.mla.decode_flops, split into its steps ----
 
 function steps(form, n, { d_hidden, heads, d_h, d_c, d_r }) {
-  const project = ["q, q_r, c, k_r from h", 2 * d_hidden * (heads * (d_h + d_r) + d_c + d_r), heads * (d_h + d_r) + d_c + d_r];
-  const rotary = ["rotary scores q_r · k_r", 2 * n * heads * d_r, heads * n];
+  const project = ["q, q^R, c, k^R from h", 2 * d_hidden * (heads * (d_h + d_r) + d_c + d_r), heads * (d_h + d_r) + d_c + d_r];
+  const rotary = ["rotary scores q^R · k^R", 2 * n * heads * d_r, heads * n];
   const output = ["output: times W_O", 2 * heads * d_h * d_hidden, d_hidden];
   if (form === "expanded") {
     return [project,
@@ -25,10 +25,16 @@ function steps(form, n, { d_hidden, heads, d_h, d_c, d_r }) {
       ["weighted sum of v", 2 * n * heads * d_h, heads * d_h], output];
   }
   return [project,
-    ["query q · W_UKᵀ", 2 * heads * d_h * d_c, heads * d_c],
-    ["content scores (q W_UKᵀ) · c", 2 * n * heads * d_c, heads * n], rotary,
+    ["query q · W_UK^⊤", 2 * heads * d_h * d_c, heads * d_c],
+    ["content scores (q W_UK^⊤) · c", 2 * n * heads * d_c, heads * n], rotary,
     ["weighted sum of c", 2 * n * heads * d_c, heads * d_c],
     ["result · W_UV", 2 * heads * d_h * d_c, heads * d_h], output];
+}
+
+// "W_UK^⊤" with its index below and its sign above the line
+function formula(text) {
+  return text.split(/([_^](?:[A-Z]+|⊤))/).map((part) =>
+    /^[_^]./.test(part) ? make(part[0] === "_" ? "sub" : "sup", {}, part.slice(1)) : part);
 }
 
 function short(x) {
@@ -80,7 +86,7 @@ export default {
       const chosen = steps(get("form"), n, sizes);
       const largest = Math.max(...chosen.map(([, flops]) => flops));
       body.replaceChildren(...chosen.map(([name, flops, made], i) => make("tr", {},
-        make("th", { scope: "row" }, name),
+        make("th", { scope: "row" }, ...formula(name)),
         make("td", {}, make("span", { "data-testid": `step-${i}`, "data-value": flops }, short(flops)),
           make("span", { class: "bar", style: `width:${(100 * flops) / largest}%`, "aria-hidden": "true" })),
         make("td", {}, short(made)))));
@@ -97,8 +103,8 @@ export default {
       make("div", { class: "controls" }, shape.node, form.node,
         make("label", {}, make("span", {}, "cached tokens n", shown), context)),
       make("div", { class: "scroll" }, make("table", {},
-        make("thead", {}, make("tr", {}, ...["step, for one new token", "FLOPs", "numbers made"].map(
-          (name) => make("th", { scope: "col" }, name)))), body)),
+        make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "step, for one new token"),
+          make("th", { scope: "col", style: "width:40%" }, "FLOPs"), make("th", { scope: "col" }, "numbers made"))), body)),
       make("p", { "aria-live": "polite" }, "One layer: ", totals.expanded, " FLOPs expanded, ", totals.absorbed,
         " absorbed; the ratio is ", totals.ratio, "."));
     for (const key of Object.keys(DEFAULTS)) model.on(`change:${key}`, update);

@@ -50,6 +50,8 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+const symbol = (name, index) => make("span", {}, name, make("sub", {}, index));
+
 export default {
   render({ model, el }) {
     const get = (key) => model.get(key) ?? DEFAULTS[key];
@@ -119,11 +121,11 @@ export default {
         select("model", "shape of", () => Object.keys(MODELS).map((name) => [name, name]),
           (name) => set({ model: name, ...MODELS[name] })),
         slider("heads", "heads", 1, 128, 1),
-        slider("head_dim", "head_dim", 8, 256, 8),
+        slider("head_dim", symbol("width of a head d", "h"), 8, 256, 8),
         select("groups", "GQA: groups", () => divisors(get("heads")).map((n) => [n, String(n)]),
           (value) => set({ groups: Number(value) })),
-        slider("d_c", "MLA: latent d_c", 8, 1536, 8),
-        slider("d_r", "MLA: rotary key d_r", 2, 128, 2),
+        slider("d_c", symbol("MLA: latent d", "c"), 8, 1536, 8),
+        slider("d_r", symbol("MLA: rotary key d", "r"), 2, 128, 2),
         slider("layers", "layers", 1, 128, 1),
         select("bits", "bits per number", () => [16, 8, 6, 4].map((n) => [n, String(n)]),
           (value) => set({ bits: Number(value) }))),
