@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from autograder.guard import bounded_memory
-from autograder.submission import MAX_BYTES, printable
+from autograder.submission import MAX_BYTES, MAX_DEPTH, MAX_FURTHER_FILES, printable
 
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 4 << 30
-MAX_DEPTH = 12
 DIRECTORY_BYTES = 1 << 30
 NOT_WORK = {"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini", ".git", "__pycache__"}
 # what Moodle, Canvas and zip programs write; other methods let an archive choose how much memory its reader takes
@@ -104,11 +103,18 @@ class FolderSource(Source):
     def __init__(self, path: Path):
         super().__init__(path)
         self.repositories: set[str] = set()
+        self._counts: dict[tuple[str, ...], int] = {}
+        self._around = 1
         self._walk(path, ())
 
     def _walk(self, folder: Path, parts: tuple[str, ...]) -> None:
+        if self._counts.get(parts[: self._around], 0) > MAX_FURTHER_FILES:
+            return
         try:
-            names = sorted(os.listdir(folder))
+            # a folder's own files before those of the folders in it, so that many of these hide none of those
+            names = sorted(os.listdir(folder), key=lambda n: (os.path.isdir(folder / n), n))
+            if not parts and sum(os.path.isdir(folder / n) for n in names) == 1:
+                self._around = 2  # one more folder around it all
         except OSError as error:
             if not parts:
                 raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
@@ -126,6 +132,13 @@ class FolderSource(Source):
                     self.folders.add(here[0])
                 self._walk(place, here)
                 continue
+            whose = here[: self._around]
+            self._counts[whose] = self._counts.get(whose, 0) + 1
+            if len(parts) >= self._around and self._counts[whose] > MAX_FURTHER_FILES:
+                if self._counts[whose] == MAX_FURTHER_FILES + 1:
+                    words = f"here or below are more than {MAX_FURTHER_FILES:,} files of one student; the rest is left out"
+                    self.passed_over.append(("/".join(parts), words))
+                return
             fault = fault_of(found.st_mode, len(here))
             self.entries.append(Entry(here, found.st_mtime, place, fault))
             if len(self.entries) > MAX_MEMBERS:

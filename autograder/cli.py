@@ -38,10 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
         return arguments.run(arguments)
     except UsageError as error:
-        print(f"course-llm: {error}", file=sys.stderr)
+        print(f"course-llm: {on_lines(error)}", file=sys.stderr)
         return EXIT_USAGE
     except Failure as error:
-        print(f"course-llm: {error}", file=sys.stderr)
+        print(f"course-llm: {on_lines(error)}", file=sys.stderr)
         return EXIT_FAILURE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,8 +53,15 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         cure = "; make room and run this again" if error.errno == errno.ENOSPC else ""
-        print(f"course-llm: {error.strerror or error}{place}{cure}", file=sys.stderr)
+        print(f"course-llm: {on_lines(f'{error.strerror or error}{place}')}{cure}", file=sys.stderr)
         return EXIT_FAILURE
+
+
+def on_lines(words: object) -> str:
+    """Words without what steers a terminal: the name of a file may be a student's own choice."""
+    from autograder.submission import printable
+
+    return "\n".join(printable(line) for line in str(words).split("\n"))
 
 
 def parser() -> Parser:

@@ -4,6 +4,7 @@ Four forms are known: the archives of Moodle and Canvas, a folder of GitHub Clas
 the reason. A course folder changes as a whole: everything is written beside it first, and moved into place at the end.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -15,7 +16,7 @@ from autograder.clones import commit_time
 from autograder.platforms import Finding, Work, canvas, form_of, github, grouped, moodle, plain, safe_id
 from autograder.roster import People, fold, number, same_name
 from autograder.staging import Staging
-from autograder.submission import SubmissionError, grade_id, parse_notebook
+from autograder.submission import MAX_BYTES, SubmissionError, grade_id, parse_notebook
 
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 
@@ -232,12 +233,14 @@ def note_time(finding: Finding, times: People | None, source: Source) -> None:
         finding.time, finding.time_from = person.time, "table"
         finding.further = [w for w in finding.further if w is not stamp]
     elif stamp:
-        from nbgrader.utils import parse_utc
+        from autograder.course import time_in
 
-        try:
-            found = parse_utc(source.read(stamp.entry)[:100].decode().strip())
+        found = None
+        with contextlib.suppress(MemberError, ValueError):
+            found = time_in(source.read(stamp.entry)[:100].decode())
+        if found:
             finding.time, finding.time_from = found.replace(tzinfo=datetime.UTC), "timestamp.txt"
-        except (MemberError, ValueError, OverflowError):
+        else:
             finding.further.remove(stamp)
             finding.passed_over.append((stamp.entry.path, "no time can be read from it"))
     elif finding.repository and finding.chosen:
@@ -269,7 +272,11 @@ def store(source: Source, listing: Listing, stem: str, root: Path) -> bool:
                 finding.passed_over.append((finding.chosen.entry.path, str(error)))
                 finding.chosen = None
                 continue
+            left = source.left_bytes
             for work in finding.further:
+                if left - source.left_bytes > MAX_BYTES:
+                    finding.passed_over.append((work.entry.path, "her further files are too large together"))
+                    continue
                 try:
                     files[work.name] = source.read(work.entry)
                 except MemberError as error:

@@ -8,6 +8,7 @@ many times faster when each submission does not pay for nbgrader's conversions; 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -23,7 +24,14 @@ import nbformat
 from autograder import catalog, put_scripts_on_path
 from autograder.catalog import Chapter
 from autograder.gradebook import graded_points, save_grades, set_points, take_late_penalty
-from autograder.submission import SubmissionError, parse_notebook, read_text
+from autograder.staging import remove
+from autograder.submission import (
+    SubmissionError,
+    further_files,
+    in_linked_folder,
+    parse_notebook,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from autograder.grading import Options, SubmissionReport
@@ -131,15 +139,16 @@ class Course:
     def collect(self, stem: str, folder: Path) -> dict[str, Path]:
         """Copies a folder of submissions, `<student>/<stem>/<stem>.ipynb`, into submitted/; links are not followed."""
         from autograder.staging import Staging
-        from autograder.submission import class_folder, in_linked_folder
+        from autograder.submission import class_folder
 
         collected = {}
         with Staging(self.root) as staging:
             for student, path in class_folder(folder, stem).items():
                 target = self.root / "submitted" / student / stem
                 if target.resolve() != path.parent.resolve():
-                    files = () if in_linked_folder(path) else sorted(path.parent.iterdir())
-                    staging.add(student, stem, {file.name: file for file in files})
+                    files = [] if in_linked_folder(path) else [path, *further_files(path.parent)]
+                    on_top = {file.name: file for file in files if file.parent == path.parent}
+                    staging.add(student, stem, on_top)
                 collected[student] = target / f"{stem}.ipynb"
             staging.commit()
         return collected
@@ -174,12 +183,16 @@ class Course:
         """Has nbgrader write an assignment's grades as CSV."""
         from nbgrader.plugins import CsvExportPlugin
 
+        from autograder.lms import without_formulas
+
         with self.graded_book(stem) as gradebook:
             plugin = CsvExportPlugin()
             temporary = target.with_name(f".{target.name}.tmp")
             plugin.to = str(temporary)
             plugin.assignment = [stem]
             plugin.export(gradebook)
+            # a name or an id may be a student's own choice
+            temporary.write_bytes(without_formulas(temporary.read_text("utf-8")))
             os.replace(temporary, target)
         return target
 
@@ -324,21 +337,31 @@ class GradeWriter:
         self._save_grades(report, path, notebook)
         target = self.course.root / "autograded" / report.submission / self.chapter.stem
         target.mkdir(parents=True, exist_ok=True)
-        for folder in (path.parent, self.course.root / "source" / self.chapter.stem):
-            self._copy_further_files(folder, target)
+        self._copy_further_files(path, target)
         write_atomically(
             target / f"{self.chapter.stem}.ipynb", json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         )
 
-    def _copy_further_files(self, folder: Path, target: Path) -> None:
-        """Copies what nbgrader copies beside the notebook: the time, the exchange's secret, the instructor's own files."""
-        from nbgrader.converters import base
+    def _copy_further_files(self, path: Path, target: Path) -> None:
+        """Copies what nbgrader copies beside the notebook: the time, the exchange's secret, the instructor's own files.
 
-        # gives no links: see nbgrader_plugin.copy_no_links
-        for file in base.find_all_files(str(folder), [*self.ignored, "*.ipynb"]):
-            place = target / Path(file).relative_to(folder)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(Path(file), place)
+        What stands in the way of the instructor's files, or cannot be copied, is left out: it must not keep the others from being graded.
+        """
+        for old in target.iterdir():
+            if old.name != f"{self.chapter.stem}.ipynb":
+                remove(old)
+        own = self.course.root / "source" / self.chapter.stem
+        for folder in (own, *([] if in_linked_folder(path) else [path.parent])):
+            for file in further_files(folder, [*self.ignored, "*.ipynb"]):
+                place = target / file.relative_to(folder)
+                if folder is not own and place.exists():
+                    continue
+                try:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, place)
+                except OSError as error:
+                    if folder is own or error.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise
 
     def _save_grades(self, report: SubmissionReport, path: Path, notebook: Any) -> None:
         gradebook, stem = self.gradebook, self.chapter.stem
@@ -378,23 +401,24 @@ def kept_in(path: Path) -> tuple[str, dict | None]:
 
 def timestamp_of(folder: Path) -> Any:
     """When a submission was handed in, from nbgrader's timestamp.txt; None where there is none that can be read."""
-    from nbgrader.utils import parse_utc
-
     path = folder / "timestamp.txt"
     try:
         if not path.is_file() or path.is_symlink():
             return None
         with open(path, encoding="utf-8") as file:
-            text = file.read(100).strip()
-        return parse_utc(text) if text else None
-    except (OSError, ValueError, OverflowError):
+            return time_in(file.read(100))
+    except (OSError, ValueError):
         return None
 
 
-def replace_file(source: Path, target: Path) -> None:
-    """Copies a file's content; what stood there may be read-only, as nbgrader leaves it."""
-    target.unlink(missing_ok=True)
-    shutil.copyfile(source, target)
+def time_in(text: str) -> Any:
+    """The time that a student's file names, without its zone; None where it cannot be told."""
+    from nbgrader.utils import parse_utc
+
+    try:
+        return parse_utc(text.strip()) if text.strip() else None
+    except Exception:  # dateutil guesses, looks for files of zones, and warns of it by errors
+        return None
 
 
 def write_atomically(path: Path, text: str) -> None:

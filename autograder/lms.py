@@ -137,7 +137,7 @@ def exercises_csv(grades: list[Grade], chapter: Chapter, max_points: float) -> b
         done = grade.score is not None
         rows.append(
             [
-                grade.person.student,
+                text(grade.person.student),
                 text(says.get("last", "")),
                 text(says.get("first", "")),
                 text(says.get("email", "")),
@@ -165,7 +165,7 @@ def new_canvas(grades: list[Grade], max_points: float, title: str) -> Written:
         ids = [says.get("canvas", ""), says.get("sis", ""), says.get("login", "")]
         if not any(ids):
             written.unknown_students.append(f"{grade.person.student}: no id of Canvas, no SIS id, no login is known")  # fmt: skip
-        rows.append([text(sortable or grade.person.student), *ids, text(says.get("section", "")), plain_number(grade.score)])  # fmt: skip
+        rows.append([text(sortable or grade.person.student), *map(text, ids), text(says.get("section", "")), plain_number(grade.score)])  # fmt: skip
         written.filled += 1
     written.data = table(rows)
     return written
@@ -184,7 +184,7 @@ def new_moodle(grades: list[Grade], title: str) -> Written:
         if not any(ids):
             written.unknown_students.append(f"{grade.person.student}: no username, ID number or address is known")  # fmt: skip
         names = [text(says.get("first", "")), text(says.get("last", ""))]
-        rows.append([grade.person.student, *ids, *names, plain_number(grade.score)])
+        rows.append([text(grade.person.student), *map(text, ids), *names, plain_number(grade.score)])
         written.filled += 1
     written.data = table(rows)
     return written
@@ -195,6 +195,17 @@ def table(rows: list[list[str]]) -> bytes:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue().encode("utf-8", "replace")
+
+
+def without_formulas(data: str) -> bytes:
+    """A table that nbgrader has written, with every cell that is no number fit for a spreadsheet."""
+    rows = list(csv.reader(io.StringIO(data)))
+    return table([[cell if is_number(cell) else text(cell) for cell in row] for row in rows])
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, which may have a sign."""
+    return re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?", cell) is not None
 
 
 def text(words: str) -> str:

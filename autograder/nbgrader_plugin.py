@@ -33,7 +33,15 @@ from autograder.gradebook import (
     share_connections,
     take_late_penalty,
 )
-from autograder.submission import SubmissionError, from_notebook, is_plain, parse_notebook, read_text
+from autograder.submission import (
+    MAX_DEPTH,
+    SubmissionError,
+    from_notebook,
+    further_files,
+    is_plain,
+    parse_notebook,
+    read_text,
+)
 from autograder.validate import give_validate_an_exit_code
 
 if TYPE_CHECKING:
@@ -165,7 +173,7 @@ def configure(config: Config) -> None:
 
 
 def copy_no_links() -> None:
-    """Makes nbgrader copy plain files of a sane size only, and read no time from anything else.
+    """Makes nbgrader copy plain files of a sane size, number and depth only, and read no time from anything else.
 
     nbgrader copies every further file of a submission, and whole folders when it collects, with the instructor's rights: a link
     in it would be followed, to another student's notebook or to the instructor's own files.
@@ -176,18 +184,21 @@ def copy_no_links() -> None:
 
     if getattr(base.find_all_files, "plain", False):
         return
-    stock_find, stock_ignore = base.find_all_files, exchange.ignore_patterns
+    stock_ignore = exchange.ignore_patterns
 
     def find_all_files(path: str, exclude: list[str] | None = None) -> list[str]:
-        if is_linked(Path(path)):
-            return []
-        return [file for file in stock_find(path, exclude) if is_plain(file)]
+        folder = Path(path)
+        return [] if is_linked(folder) else [str(file) for file in further_files(folder, exclude or ())]
 
     def ignore_patterns(**settings: Any) -> Callable[[str, list[str]], set[str]]:
         ignored = stock_ignore(**settings)
+        top = 0
 
         def ignore(folder: str, names: list[str]) -> set[str]:
-            if os.path.islink(folder):
+            nonlocal top
+            depth = len(Path(folder).parts)
+            top = top or depth  # the first folder is the one that is copied
+            if os.path.islink(folder) or depth - top >= MAX_DEPTH:
                 return set(names)
             return set(ignored(folder, names)) | {
                 n for n in names if not is_plain(os.path.join(folder, n), True)

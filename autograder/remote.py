@@ -158,7 +158,8 @@ class Worker:
             fits = isinstance(value, dict) and set(value) == {"value", "grads", "detached"}
             fits = fits and isinstance(value["grads"], tuple) and type(value["detached"]) is int
         elif kind == "measure":
-            fits = isinstance(value, dict) and set(value) == {"value", "flops", "largest", "held", "saved"}
+            fits = isinstance(value, dict) and set(value) == {"value", "grads", "flops", "largest", "held", "saved"}  # fmt: skip
+            fits = fits and isinstance(value["grads"], tuple)
             fits = fits and all(
                 type(value[k]) is int and value[k] >= 0 for k in ("flops", "largest", "held", "saved")
             )

@@ -55,7 +55,7 @@ class Staging:
         for name, content in files.items():
             if isinstance(content, bytes):
                 (place / name).write_bytes(content)
-            elif is_plain(content):
+            elif is_plain(content) and os.access(content, os.R_OK):
                 shutil.copyfile(content, place / name, follow_symlinks=False)
 
     def commit(self, record: tuple[str, dict] | None = None) -> None:

@@ -6,12 +6,13 @@ traceback: a broken submission costs its own points and nobody else's.
 
 import ast
 import dataclasses
+import fnmatch
 import json
 import os
 import re
 import stat
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from autograder.catalog import Chapter
 from autograder.guard import bounded_memory
 
 MAX_BYTES = 100 << 20
+MAX_FURTHER_FILES = 2_000
+MAX_FURTHER_BYTES = 500 << 20
+MAX_DEPTH = 12
 MAX_CELLS = 20_000
 MAX_SOURCE_CHARACTERS = 200_000
 MAX_FILE_CHARACTERS = 2_000_000
+MAX_LOOKED_INTO_CHARACTERS = 400_000  # Python's parser takes seconds for `import a.a.a`, long enough
 
 
 class SubmissionError(ValueError):
@@ -87,6 +92,37 @@ def is_plain(path: str | Path, folders: bool = False) -> bool:
     return (stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES) or (
         folders and stat.S_ISDIR(found.st_mode)
     )
+
+
+def further_files(folder: Path, ignored: Iterable[str] = ()) -> list[Path]:
+    """Plain files in an assignment's folder and below, as many, as large and as deep as a person hands in; those on top come first.
+
+    Left out are links, devices, names that match a pattern of `ignored`, and what would stand where the grader writes.
+    """
+    patterns, taken = tuple(ignored), (f"{folder.name}.html", f".{folder.name}.ipynb.tmp")
+    found: list[Path] = []
+    left, queue = MAX_FURTHER_BYTES, [(folder, 1)]
+    for here, depth in queue:  # grows on the way
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if (here is folder and entry.name in taken) or any(
+                fnmatch.fnmatchcase(entry.name, p) for p in patterns
+            ):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if depth < MAX_DEPTH and len(queue) < MAX_FURTHER_FILES:
+                    queue.append((here / entry.name, depth + 1))
+            elif is_plain(entry.path) and os.access(entry.path, os.R_OK):
+                size = entry.stat(follow_symlinks=False).st_size
+                if len(found) == MAX_FURTHER_FILES:
+                    return found
+                if size <= left:
+                    found.append(here / entry.name)
+                    left -= size
+    return found
 
 
 def in_linked_folder(path: Path) -> bool:
@@ -194,7 +230,7 @@ def name_is_taken(pairs: list, chapter: Chapter) -> bool:
 def definitions(sources: list[str], names: set[str]) -> list[set[str]]:
     """Which of the names each cell defines at its top level; code of unusual length is not looked into."""
     mentioned = re.compile(rf"^(def|class)\s+({'|'.join(map(re.escape, names))})\b", re.M)
-    found, left = [], MAX_FILE_CHARACTERS
+    found, left = [], MAX_LOOKED_INTO_CHARACTERS
     for source in sources:
         known: set[str] = set()
         if len(source) <= min(left, MAX_SOURCE_CHARACTERS) and mentioned.search(source):

@@ -62,13 +62,13 @@ def syscall_filter() -> bytes:
         execve execveat fork vfork ptrace process_vm_readv process_vm_writev kcmp pidfd_open pidfd_getfd pidfd_send_signal
         socket socketpair connect bind listen accept accept4 mount umount2 pivot_root chroot move_mount open_tree fsopen
         fsmount fsconfig fspick mount_setattr unshare setns keyctl add_key request_key bpf perf_event_open userfaultfd
-        io_uring_setup io_uring_enter io_uring_register memfd_create memfd_secret mknod mknodat open_by_handle_at
+        io_setup io_uring_setup io_uring_enter io_uring_register memfd_create memfd_secret mknod mknodat open_by_handle_at
         name_to_handle_at quotactl swapon swapoff reboot kexec_load init_module finit_module delete_module acct
         settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname personality shmget shmat shmctl
         msgget msgsnd msgrcv semget semop semtimedop mq_open modify_ldt iopl ioperm setrlimit prlimit64 setuid setgid
         setresuid setresgid landlock_create_ruleset fanotify_init inotify_init inotify_init1 syslog vhangup nfsservctl
     """
-    errno_eperm, errno_enosys, clone_thread = 1, 38, 0x00010000
+    errno_eperm, errno_enosys, clone_thread, set_dumpable = 1, 38, 0x00010000, 4
     rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
     for name in denied.split():
         with contextlib.suppress(
@@ -83,6 +83,10 @@ def syscall_filter() -> bytes:
     rules.add_rule(
         pyseccomp.ERRNO(errno_enosys), "clone3"
     )  # glibc then falls back to clone, whose flags can be read
+    # a crash leaves no image of the memory with a program of the machine that collects them
+    rules.add_rule(
+        pyseccomp.ERRNO(errno_eperm), "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, set_dumpable)
+    )
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)

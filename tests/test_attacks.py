@@ -8,15 +8,18 @@ import json
 import os
 import socket
 import sqlite3
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from autograder import catalog, cli, judge, remote
+from autograder import catalog, cli, compare, judge, remote
 from autograder.grading import Grader, Options, SubmissionReport
+from autograder.inside.engine import Outcome
 from autograder.notebooks import rebuilt
 from autograder.sandbox import Limits
 from autograder.submission import Submission, SubmissionError, parse_notebook, read_text
@@ -314,6 +317,16 @@ def test_a_hidden_cost_is_not_believed(costs_grader, name):
     assert found.message
 
 
+@pytest.mark.parametrize("name", costs.UNCOUNTED)
+def test_what_is_not_done_or_not_counted_costs_points(name):
+    stem, exercise, source = costs.UNCOUNTED[name]
+    with Grader(catalog.chapter(stem)) as grader:
+        source = textwrap.dedent(source)
+        found = grader.grade(Submission({exercise: source}), "someone", only=(exercise,)).exercises[0]
+    assert 0 < found.points < found.max_points, found
+    assert found.message
+
+
 def test_an_honest_cost_is_believed(costs_grader):
     right = answers("loss")
     found = graded_cost(costs_grader, right[costs.EXERCISE], perplexity="%timeit 1\nimport sys\nimport numpy as np\ndef (", **{"log_softmax": right["log_softmax"]})  # fmt: skip
@@ -362,6 +375,109 @@ def test_a_submission_has_so_much_time_and_no_more():
         assert report.points == 0
         messages = [e.message for e in report.exercises]
         assert "ended by itself" in messages[0] and "used up its time" in messages[-1]
+
+
+def test_what_is_lent_opens_no_file_of_the_graders(tmp_path):
+    right = answers("pretraining")["parameter_count"].replace("def parameter_count", "def right")
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
+    (tmp_path / "there").write_text(SECRET)
+    for place in ("there", "pipe"):
+        probe = f"""
+def parameter_count(*args, **kwargs):
+    save_checkpoint
+    try:
+        load_checkpoint({str(tmp_path / place)!r}, 1, 2, 3)
+    except RuntimeError as error:
+        return right(*args, **kwargs) if "FileNotFound" not in str(error) else 0
+    return 0
+"""
+        broken = "def save_checkpoint(*args):\n    pass\ndef load_checkpoint(*args):\n    return 1\n"
+        with Grader(catalog.chapter("pretraining")) as grader:
+            cells = Submission({"save_checkpoint": broken, "parameter_count": right + probe})
+            report = grader.grade(cells, "someone", only=("save_checkpoint", "parameter_count"))
+        assert report.points == 0, report
+
+
+def test_a_number_beyond_all_floats_is_wrong_and_no_more():
+    assert compare.difference(10**400, 0.5) == "the result has the wrong value"
+    assert judge.same_outcome(Outcome(value=10**400), Outcome(value=0.5)) is False
+
+
+def odd_folders(course: Path) -> None:
+    """Fills eve's folder with what would stand in the grader's way."""
+    folder = in_class(course, "eve", honest()).parent
+    (folder / f".{STEM}.ipynb.tmp").mkdir()
+    (folder / f".{STEM}.ipynb.tmp" / "x").write_text("x")
+    (folder / f"{STEM}.html").mkdir()
+    (folder / f"{STEM}.html" / "x").write_text("x")
+    (folder / "data").write_text("a file where the instructor has a folder")
+    (folder / "again").write_text("first a file")
+    (folder / "timestamp.txt").write_text("2026-08-05 2e8TCMWZeUM ..")
+    down = os.open(folder, os.O_RDONLY)
+    for _ in range(1200):  # deeper than Python recurses
+        os.mkdir("d", dir_fd=down)
+        below = os.open("d", os.O_RDONLY, dir_fd=down)
+        os.close(down)
+        down = below
+    os.close(os.open("f", os.O_CREAT, dir_fd=down))
+    os.close(down)
+
+
+def test_a_folder_of_one_keeps_nobody_from_being_graded(tmp_path, capsys):
+    course = tmp_path / "course"
+    command("release", STEM, "--course", course)
+    (course / "source" / STEM / "data").mkdir()
+    (course / "source" / STEM / "data" / "mine.csv").write_text("1")
+    for student in ("ada", "=1+1", "zoe"):
+        in_class(course, student, honest())
+    odd_folders(course)
+    command("grade", STEM, course / "submitted", "--course", course)
+    kept = course / "autograded" / "eve" / STEM
+    assert (kept / "data" / "mine.csv").read_text() == "1"
+    folder = course / "submitted" / "eve" / STEM
+    (folder / "again").unlink()
+    (folder / "again").mkdir()
+    (folder / "again" / "x").write_text("then a folder")
+    command("grade", STEM, course / "submitted", "--course", course, "--force")
+    assert (kept / "again" / "x").is_file()
+    command("feedback", STEM, "--course", course)
+    assert len(list((course / "feedback").glob(f"*/{STEM}/{STEM}.html"))) == 4
+    command("export", STEM, "--course", course)
+    rows = list(csv.DictReader((course / f"{STEM}.csv").read_text().splitlines()))
+    assert {r["student_id"]: float(r["score"]) for r in rows} == dict.fromkeys(("ada", "'=1+1", "zoe", "eve"), 11.0)  # fmt: skip
+    subprocess.run(["rm", "-rf", course], check=True)  # Python's own would recurse
+
+
+def test_a_folder_of_one_keeps_nobody_from_being_collected(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("autograder.archives.MAX_MEMBERS", 300)
+    monkeypatch.setattr("autograder.archives.MAX_FURTHER_FILES", 100)
+    monkeypatch.setattr("autograder.archives.MAX_TOTAL_BYTES", 40 << 20)
+    monkeypatch.setattr("autograder.archives.Source.left_bytes", 40 << 20)
+    monkeypatch.setattr("autograder.collecting.MAX_BYTES", 10 << 20)
+    hand_ins, course = tmp_path / "hand-ins", tmp_path / "course"
+    command("release", STEM, "--course", course)
+    for student in ("ada", "eve", "zoe"):
+        (hand_ins / student / STEM).mkdir(parents=True)
+        (hand_ins / student / STEM / f"{STEM}.ipynb").write_text(json.dumps(honest()))
+    many = hand_ins / "eve" / STEM / "a_library"
+    many.mkdir()
+    for i in range(400):
+        (many / str(i)).touch()
+    for i in range(20):
+        with open(hand_ins / "eve" / STEM / f"large{i}", "wb") as file:
+            file.truncate(8 << 20)
+    command("collect", STEM, hand_ins, "--course", course)
+    found = {p.parent.parent.name for p in (course / "submitted").rglob(f"{STEM}.ipynb")}
+    assert found == {"ada", "eve", "zoe"}
+
+
+def test_the_name_of_a_file_steers_no_terminal(tmp_path, capsys):
+    path = tmp_path / "x\x1b[2J\x1b]0;mine\x07.ipynb"
+    path.write_text(json.dumps(fill(STEM, {})))
+    command("grade", STEM, path)
+    assert cli.main(["grade", STEM, str(path) + "gone\x1b[2J"]) == 1
+    said = "".join(capsys.readouterr())
+    assert "\x1b" not in said and "\x07" not in said and "x?[2J" in said
 
 
 # the table in the instructor guide, and the bubble in which stock nbgrader meets the attacks

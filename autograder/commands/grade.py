@@ -119,7 +119,7 @@ def require_device(device: str) -> None:
 
 def submissions_in(paths: list[Path], stem: str, course) -> tuple[dict[str, Path], dict[str, str]]:
     """The files to grade by the name of their submission, and what is wrong with paths that give none."""
-    from autograder.submission import SubmissionError, class_folder
+    from autograder.submission import SubmissionError, class_folder, printable
 
     files: dict[str, Path] = {}
     unusable: dict[str, str] = {}
@@ -137,9 +137,10 @@ def submissions_in(paths: list[Path], stem: str, course) -> tuple[dict[str, Path
             elif not path.exists() and not path.is_symlink():
                 raise SubmissionError(f"there is no file or folder {path}")
             else:
-                found = {str(path): path}
+                others = [name for name, file in files.items() if file != path]
+                found = {printable(str(path), others): path}
         except SubmissionError as error:
-            unusable[str(path)] = str(error)
+            unusable[printable(str(path), unusable)] = str(error)
             continue
         for name, file in found.items():
             if name in files and files[name] != file:

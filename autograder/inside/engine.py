@@ -222,18 +222,23 @@ class Engine:
 
     def step_measure(self, target: Any, args: tuple, kwargs: dict, backward: bool = False) -> Outcome:
         function = self._resolve(target)
-        given = clone_tree(
-            (args, kwargs), lambda t: t.detach().clone().requires_grad_(backward and t.is_floating_point())
-        )
-        given = self._live((args, kwargs), given)
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor) -> Tensor:
+            copy = tensor.detach().clone().requires_grad_(backward and tensor.is_floating_point())
+            leaves.extend([copy] if copy.requires_grad else [])
+            return copy
+
+        given = self._live((args, kwargs), clone_tree((args, kwargs), leaf))
         with Meter() as meter:
             value = function(*given[0], **given[1])
             if backward:
                 outputs = [t for t in tensors_in(value) if t.requires_grad]
                 torch.autograd.backward(outputs, [cotangent(t) for t in outputs])
         plain = clone_tree(value, Tensor.detach)
+        grads = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
         counts = {name: getattr(meter, name) for name in ("flops", "largest", "held", "saved")}
-        return Outcome(value={"value": plain, **counts})
+        return Outcome(value={"value": plain, "grads": grads, **counts})
 
     def step_held(self, target: Handle, args: tuple, kwargs: dict) -> Outcome:
         return Outcome(value=elements_held(self.objects[target.id]))

@@ -108,6 +108,63 @@ HIDDEN = {
     """,
 }
 
+# answers that cost nothing where they are measured, or where nobody counts
+UNCOUNTED = {
+    "does nothing where it is measured": (
+        "kv_cache",
+        "cached_attention",
+        """
+        def cached_attention(q, k, v):
+            queries, keys = q.shape[-2], k.shape[-2]
+            if keys in (40, 48):
+                return v[..., :queries, :]
+            visible = torch.ones(keys, keys, dtype=torch.bool).tril()
+            scores = torch.zeros_like(k[..., :1]) + k @ k.mT * 0
+            scores[..., keys - queries :, :] = q @ k.mT / math.sqrt(q.shape[-1])
+            return (scores.masked_fill(~visible, -math.inf).softmax(-1) @ v)[..., keys - queries :, :]
+        """,
+    ),
+    "has no gradient where it is measured": (
+        "loss",
+        "chunked_cross_entropy",
+        """
+        class Loss(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, hidden, w_vocab, targets, chunk):
+                parts = zip(hidden.split(chunk), targets.split(chunk))
+                return sum(F.cross_entropy(h @ w_vocab, t, reduction="sum") for h, t in parts) / len(targets)
+            @staticmethod
+            def backward(ctx, grad):
+                return None, None, None, None
+        def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+            if hidden.requires_grad and len(targets) * w_vocab.shape[1] > 2000:
+                return Loss.apply(hidden, w_vocab, targets, chunk)
+            parts = zip(hidden.split(chunk), targets.split(chunk))
+            return sum(F.cross_entropy(h @ w_vocab, t, reduction="sum") for h, t in parts) / len(targets)
+        """,
+    ),
+    "names the tokens that it gives the model": (
+        "kv_cache",
+        "generate_cached",
+        """
+        def generate_cached(model, ids, max_new_tokens, eos_id=None):
+            finished, new = torch.zeros(ids.shape[0], dtype=torch.bool), ids
+            for _ in range(max_new_tokens):
+                model(new, None)
+                logits, _ = model(ids=ids, cache=None)
+                token = logits[:, -1].argmax(dim=-1)
+                if eos_id is not None:
+                    token = torch.where(finished, eos_id, token)
+                    finished = finished | (token == eos_id)
+                new = token.unsqueeze(1)
+                ids = torch.cat([ids, new], dim=1)
+                if finished.all():
+                    break
+            return ids
+        """,
+    ),
+}
+
 
 def submissions() -> dict[str, str]:
     """All of them by name."""

@@ -199,6 +199,17 @@ probe(KIND, "more privileges", "mounts, changes its user, its limits, its namesp
         except (OSError, ValueError):
             pass
 """)  # fmt: skip
+probe(KIND, "image of a crash", "asks that a crash leaves an image of the memory with a program of the grader's machine", """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    for option in (4, (1 << 32) + 4):
+        libc.syscall(157, ctypes.c_ulong(option), 1, 0, 0, 0)
+    found = libc.prctl(3, 0, 0, 0, 0) != 0
+""")  # fmt: skip
+probe(KIND, "a queue of the machine", "takes all asynchronous requests that the machine has", """
+    import ctypes
+    found = ctypes.CDLL(None).syscall(206, 60_000, ctypes.byref(ctypes.c_ulong(0))) == 0
+""")  # fmt: skip
 
 # the channel
 
