@@ -272,7 +272,7 @@ def test_beam_keeps_the_packages_hypotheses(chapter, beams, first):
         for i, (ids, score) in enumerate(expected):
             assert kept.nth(i).get_attribute("data-path") == " ".join(vocabulary[j] for j in ids.tolist())
             assert float(kept.nth(i).get_attribute("data-score")) == pytest.approx(score, abs=1e-9)
-            assert f"log p = {score:.3f}" in kept.nth(i).inner_text()
+            assert f"log p = {score:.3f}".replace("-", "−") in kept.nth(i).inner_text()
 
 
 def test_beam_says_what_greedy_search_misses(chapter):

@@ -90,12 +90,12 @@ export default {
       update();
       return make("label", {}, make("span", {}, name), input);
     };
-    const tick = (key, name) => {
+    const tick = (key, ...name) => {
       const input = make("input", { type: "checkbox", "data-testid": key, onchange: () => set(key, input.checked) });
       const update = () => { input.checked = get(key); };
       model.on(`change:${key}`, update);
       update();
-      const label = make("label", {}, input, ` ${name}`);
+      const label = make("label", {}, input, make("span", {}, ...name));
       label.style.cssText = "display: inline-flex; flex-direction: row; gap: 0.35rem; align-items: center;";
       return label;
     };
@@ -167,7 +167,7 @@ export default {
       make("div", { class: "controls" },
         choice("head", "head", get("head_names")),
         choice("query", "query", tokens.map((token, i) => `${i}: ${token}`))),
-      make("div", { class: "buttons" }, tick("causal", "hide the future"), tick("scaled", "divide by √d_k")),
+      make("div", { class: "buttons" }, tick("causal", "hide the future"), tick("scaled", "divide by √d", make("sub", {}, "k"))),
       make("div", { class: "scroll" }, make("table", {},
         make("thead", {}, make("tr", {}, ...["key", "score", "weight", ""].map(
           (name) => (name ? make("th", { scope: "col" }, name) : make("td", {}))))),

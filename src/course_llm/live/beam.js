@@ -103,7 +103,7 @@ export default {
       }));
       list.replaceChildren(...(history.at(-1) ?? []).map((node) => make("li", {
         "data-path": node.path.join(" "), "data-score": node.logProb,
-      }, `${get("prompt")} ${node.path.join(" ")}: probability ${Math.exp(node.logProb).toFixed(3)}, log p = ${node.logProb.toFixed(3)}`)));
+      }, `${get("prompt")} ${node.path.join(" ")}: probability ${Math.exp(node.logProb).toFixed(3)}, log p = ${node.logProb.toFixed(3).replace("-", "−")}`)));
       const found = get("step") === depth && history.at(-1)[0].path.join(" ") === best.path.join(" ");
       verdict.textContent = `Greedy search ends with “${greedy.path.join(" ")}” (${Math.exp(greedy.logProb).toFixed(3)}). `
         + `The most probable text is “${best.path.join(" ")}” (${Math.exp(best.logProb).toFixed(3)}). `
