@@ -30,15 +30,24 @@ LOG_COLUMNS = (
 )
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 3) -> float:
-    """Measures the FLOPs per second of a large matrix product, the best of a few."""
-    a = torch.randn(size, size, device=device).to(dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        (a @ a).flatten()[0].item()  # reading a number waits for the device
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+def matmul_peak(
+    device: torch.device, dtype: torch.dtype, largest: int = 1024, repeats: int = 3, patience_s: float = 0.1
+) -> float:
+    """Measures the FLOPs per second of matrix products, the best of a few.
+
+    The small ones come first: a processor without instructions for the dtype takes seconds for a large one.
+    """
+    best = 0.0
+    for size in (largest // 4, largest // 2, largest):
+        a = torch.randn(size, size, device=device).to(dtype)
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            (a @ a).flatten()[0].item()  # reading a number waits for the device
+            elapsed_s = time.perf_counter() - start
+            best = max(best, 2 * size**3 / elapsed_s)
+            if elapsed_s > patience_s:
+                return best
+    return best
 
 
 def step_flops(config: ModelConfig, model: Decoder, tokens: int) -> float:
