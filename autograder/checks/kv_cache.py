@@ -598,6 +598,18 @@ class _(_Store):
         return super().update(k[:, :, :room], v[:, :, :room])
 
 
+@KVCache.near_miss("stores-what-fits")
+class _(_Store):
+    """The rows that fit are stored before the others are refused: check first, then change, so that a refused update changes nothing."""
+
+    def update(self, k, v):
+        room = self.k.shape[2] - self.length
+        if k.shape[2] > room:
+            super().update(k[:, :, :room], v[:, :, :room])
+            raise ValueError(f"KVCache.update needs new <= {room}, got {k.shape[2]}")
+        return super().update(k, v)
+
+
 @KVCache.near_miss("counts-before-check")
 class _(_Store):
     """length is raised before the check, so a refused update is counted all the same: check first, then change."""
@@ -1345,6 +1357,19 @@ def _(real):
     return _arange(real) - pad
 
 
+@positions_from_padding.near_miss("most-padding-for-all")
+def _(real):
+    """One shift, that of the shortest prompt, is used for the whole batch: each row has its own."""
+    pad = (~real).sum(-1).max()
+    return _arange(real) - pad
+
+
+@positions_from_padding.near_miss("takes-off-the-tokens")
+def _(real):
+    """The number of real tokens is taken off, and not that of the padding: position = column - padding."""
+    return _arange(real) - real.sum(-1, keepdim=True)
+
+
 @positions_from_padding.near_miss("counts-from-one")
 def _(real):
     """The first real token is at position 1: a cumulative sum counts the token itself, so take 1 off."""
@@ -1549,6 +1574,45 @@ def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     return flops, read, flops // read
 
 
+@decode_intensity.near_miss("rounded")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The intensity is rounded to two digits: only the example's text does that. Return the quotient as it is."""
+    flops, read, intensity = ref.decode_intensity(
+        batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element
+    )
+    return flops, read, round(intensity, 2)
+
+
+@decode_intensity.near_miss("new-token-twice")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """One token too many is attended to: seq counts the new one already."""
+    return ref.decode_intensity(batch, seq + 1, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element)
+
+
+@decode_intensity.near_miss("bytes-first")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """FLOPs and bytes have changed places: FLOPs come first, then bytes, then FLOPs per byte."""
+    flops, read, intensity = ref.decode_intensity(
+        batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element
+    )
+    return read, flops, intensity
+
+
+@decode_intensity.near_miss("kv-heads-for-heads")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The width d is computed from the kv heads: it is heads · head_dim, that of all query heads."""
+    return ref.decode_intensity(batch, seq, layers, kv_heads, kv_heads, head_dim, d_ff, bytes_per_element)
+
+
+@decode_intensity.near_miss("whole-bytes")
+def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    """The bytes are cut to a whole number: six bits are three quarters of a byte, and their sum need not be whole."""
+    flops, read, _ = ref.decode_intensity(
+        batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element
+    )
+    return flops, int(read), flops / int(read)
+
+
 @decode_intensity.near_miss("always-fp16")
 def _(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
     """Every element is counted with two bytes: multiply by bytes_per_element."""
@@ -1652,6 +1716,18 @@ def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=4):
 def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
     """These are megabytes: return bytes."""
     return 2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element / 1e6
+
+
+@kv_cache_bytes.near_miss("bits")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """These are bits: return bytes."""
+    return 8 * ref.kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element)
+
+
+@kv_cache_bytes.near_miss("whole-result")
+def _(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    """The result is cut to a whole number of bytes: leave the fraction as it is."""
+    return int(ref.kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element))
 
 
 @kv_cache_bytes.near_miss("float32")
@@ -2147,6 +2223,38 @@ class _(_Rolling):
         return F.pad(keys, (0, 0, 0, empty)), F.pad(values, (0, 0, 0, empty)), positions
 
 
+@RollingKVCache.near_miss("zeros-before-the-text")
+class _(_Rolling):
+    """A whole window comes back while the text is shorter, with zeros in front and positions below 0: return min(length, window) rows."""
+
+    def update(self, k, v):
+        keys, values, _ = super().update(k, v)
+        empty = self.window - keys.shape[2]
+        positions = torch.arange(self.length - self.window, self.length)
+        return F.pad(keys, (0, 0, empty, 0)), F.pad(values, (0, 0, empty, 0)), positions
+
+
+@RollingKVCache.near_miss("rows-before-the-window")
+class _(_Rolling):
+    """All rows of before come back with the new ones: after the update, too, only the last `window` are asked for."""
+
+    def update(self, k, v):
+        keys, values = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        self.push(k, v)
+        return keys, values, torch.arange(self.length - keys.shape[2], self.length)
+
+
+@RollingKVCache.near_miss("one-row-leaves-per-update")
+class _(_Rolling):
+    """A full window gives up one row per update, so that a chunk makes it grow: n new rows push n old ones out."""
+
+    def push(self, k, v):
+        full = int(self.k.shape[2] >= self.window)
+        self.k = torch.cat([self.k[:, :, full:], k], dim=2)
+        self.v = torch.cat([self.v[:, :, full:], v], dim=2)
+        self.length += k.shape[2]
+
+
 @RollingKVCache.near_miss("long-chunk-refused")
 class _(_Rolling):
     """A chunk longer than the window is refused: a prompt may be that long, and its last rows are kept."""
@@ -2370,7 +2478,10 @@ def _quantized(value: Any, x: torch.Tensor) -> str | None:
         return "scale has values that are negative or not finite"
     largest = exact.abs().amax(dim=-1, keepdim=True)
     filled = largest > 0
-    if bool((q.abs() > 127).any()):
+    outside = q.abs() > 127
+    if bool((outside & ~filled).any()):
+        return "q leaves the range from -127 to 127 in a token that is all zero, where 0 is divided by 0"
+    if bool(outside.any()):
         return "q leaves the range from -127 to 127"
     off = (
         (scale - largest / 127).abs() > {F16: 5e-3, BF16: 2e-2}.get(x.dtype, 1e-4) * largest / 127
@@ -2427,7 +2538,7 @@ def _(g: Gen):
 @quantize_kv.group("scales", share=1)
 def _(g: Gen):
     """Gives every token and head its own scale, from the largest magnitude, whatever its sign."""
-    x = g.randn(2, 2, 5, 6) * torch.tensor([0.001, 0.1, 1.0, 30.0, 1000.0])[:, None]
+    x = g.randn(2, 2, 5, 6) * torch.tensor([0.0001, 0.1, 1.0, 30.0, 1000.0])[:, None]
     yield call(x).judge(_quantized).says("tokens of very different size")
     yield (
         call(g.randn(2, 3, 2, 6) * torch.tensor([0.01, 1.0, 50.0])[:, None, None])
@@ -2556,6 +2667,18 @@ def _(x):
     low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
     scale = (high - low) / 254
     return _rounded(x - (high + low) / 2, scale)
+
+
+@quantize_kv.near_miss("epsilon-added")
+def _(x):
+    """Something small is added to the scale against a division by 0, and it shows where the numbers are small: the scale is the largest magnitude / 127, and only a row of zeros needs care."""
+    return _rounded(x, x.abs().amax(dim=-1, keepdim=True) / 127 + 1e-5)
+
+
+@quantize_kv.near_miss("epsilon-at-least")
+def _(x):
+    """The scale has a least value, such as 1e-5, against a division by 0, and rows of small numbers lose their digits: divide by 1 where it is 0, and keep all others."""
+    return _rounded(x, (x.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-5))
 
 
 @quantize_kv.near_miss("scale-without-axis")

@@ -4312,3 +4312,283 @@ class PagedKVCache:
         del self.lengths[sequence]
 """,
 )
+wrong(
+    "KVCache",
+    "the rows that fit are stored, then the others refused",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, max_seq, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k); self.length = 0; self.max_seq = max_seq
+    def update(self, k, v):
+        for t in range(k.shape[2]):
+            if self.length == self.max_seq: raise ValueError("full")
+            self.k[:, :, self.length] = k[:, :, t]; self.v[:, :, self.length] = v[:, :, t]
+            self.length += 1
+        return self.k[:, :, :self.length], self.v[:, :, :self.length]
+    def reset(self): self.length = 0
+""",
+    near_miss="stores-what-fits",
+)
+right(
+    "KVCache",
+    "token first in memory, permuted views",
+    """
+class KVCache:
+    def __init__(self, batch, kv_heads, max_seq, head_dim, dtype, device):
+        self.k = torch.zeros(max_seq, batch, kv_heads, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self.length = 0
+    def update(self, k, v):
+        rows = k.shape[2]
+        if self.length + rows > len(self.k):
+            raise ValueError(f"KVCache.update: room for {len(self.k)} tokens, got {self.length + rows}")
+        for t in range(rows):
+            self.k[self.length + t] = k[:, :, t]
+            self.v[self.length + t] = v[:, :, t]
+        self.length += rows
+        return self.k[: self.length].permute(1, 2, 0, 3), self.v[: self.length].permute(1, 2, 0, 3)
+    def reset(self):
+        self.__dict__["length"] = 0
+""",
+)
+wrong(
+    "positions_from_padding",
+    "the most padded row's shift for all",
+    """
+def positions_from_padding(real):
+    pad = (~real).sum(1).max()
+    return (torch.arange(real.shape[1]) - pad).expand(real.shape).clone()
+""",
+    near_miss="most-padding-for-all",
+)
+wrong(
+    "positions_from_padding",
+    "tokens taken off in the place of padding",
+    """
+def positions_from_padding(real):
+    return torch.arange(real.shape[1])[None] - real.long().sum(1, keepdim=True)
+""",
+    near_miss="takes-off-the-tokens",
+)
+wrong(
+    "decode_intensity",
+    "intensity rounded to two digits",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return f, b, round(f / b, 2)
+""",
+    near_miss="rounded",
+)
+wrong(
+    "decode_intensity",
+    "the new token counted on top of seq",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    seq = seq + 1
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return f, b, f / b
+""",
+    near_miss="new-token-twice",
+)
+wrong(
+    "decode_intensity",
+    "bytes before FLOPs",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return b, f, f / b
+""",
+    near_miss="bytes-first",
+)
+wrong(
+    "decode_intensity",
+    "width from the kv heads",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = kv_heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return f, b, f / b
+""",
+    near_miss="kv-heads-for-heads",
+)
+wrong(
+    "decode_intensity",
+    "bytes cut to a whole number",
+    """
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = int(bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim))
+    return f, b, f / b
+""",
+    near_miss="whole-bytes",
+)
+right(
+    "decode_intensity",
+    "fractions inside",
+    """
+from fractions import Fraction
+def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_per_element):
+    d = heads * head_dim
+    w = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
+    f = batch * layers * (2 * w + 4 * seq * d)
+    b = Fraction(bytes_per_element) * layers * (w + 2 * batch * seq * kv_heads * head_dim)
+    return f, float(b), float(f / b)
+""",
+)
+wrong(
+    "kv_cache_bytes",
+    "bits in the place of bytes",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return 16 * batch * seq * layers * kv_heads * head_dim * bytes_per_element
+""",
+    near_miss="bits",
+)
+wrong(
+    "kv_cache_bytes",
+    "result cut to a whole number",
+    """
+def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
+    return int(2 * batch * seq * layers * kv_heads * head_dim * bytes_per_element)
+""",
+    near_miss="whole-result",
+)
+wrong(
+    "RollingKVCache",
+    "zeros in front and negative positions",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k); self.window = window; self.length = 0
+    def update(self, k, v):
+        self.length += k.shape[2]
+        self.k = torch.cat([self.k, k], 2)[:, :, -self.window:].clone(); self.v = torch.cat([self.v, v], 2)[:, :, -self.window:].clone()
+        return self.k, self.v, torch.arange(self.length - self.window, self.length)
+    def reset(self): self.length = 0; self.k.zero_(); self.v.zero_()
+""",
+    near_miss="zeros-before-the-text",
+)
+wrong(
+    "RollingKVCache",
+    "the old window and the whole chunk come back",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone(); self.window = window; self.length = 0
+    def update(self, k, v):
+        self.length += k.shape[2]
+        fk = torch.cat([self.k, k], 2); fv = torch.cat([self.v, v], 2)
+        self.k = fk[:, :, -self.window:].clone(); self.v = fv[:, :, -self.window:].clone()
+        r = fk.shape[2]
+        return fk, fv, torch.arange(self.length - r, self.length)
+    def reset(self): self.length = 0; self.k = self.k[:, :, :0]; self.v = self.v[:, :, :0]
+""",
+    near_miss="rows-before-the-window",
+)
+wrong(
+    "RollingKVCache",
+    "one row leaves whatever the chunk",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.k = torch.zeros(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = self.k.clone(); self.window = window; self.length = 0
+    def update(self, k, v):
+        self.length += k.shape[2]
+        if self.k.shape[2] >= self.window:
+            self.k, self.v = self.k[:, :, 1:], self.v[:, :, 1:]
+        self.k = torch.cat([self.k, k], 2); self.v = torch.cat([self.v, v], 2)
+        r = self.k.shape[2]
+        return self.k, self.v, torch.arange(self.length - r, self.length)
+    def reset(self): self.length = 0; self.k = self.k[:, :, :0]; self.v = self.v[:, :, :0]
+""",
+    near_miss="one-row-leaves-per-update",
+)
+right(
+    "RollingKVCache",
+    "a buffer of two windows",
+    """
+class RollingKVCache:
+    def __init__(self, batch, kv_heads, window, head_dim, dtype, device):
+        self.w = window
+        self.k = torch.zeros(batch, kv_heads, 2 * window, head_dim, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k); self.n = 0; self.length = 0
+    def update(self, k, v):
+        for i in range(k.shape[2]):
+            if self.n == 2 * self.w:
+                self.k[:, :, :self.w] = self.k[:, :, self.w:].clone(); self.v[:, :, :self.w] = self.v[:, :, self.w:].clone(); self.n = self.w
+            self.k[:, :, self.n] = k[:, :, i]; self.v[:, :, self.n] = v[:, :, i]; self.n += 1
+        self.length += k.shape[2]
+        r = min(self.n, self.w)
+        return self.k[:, :, self.n - r:self.n].clone(), self.v[:, :, self.n - r:self.n].clone(), torch.arange(self.length - r, self.length)
+    def reset(self): self.n = self.length = 0
+""",
+)
+wrong(
+    "quantize_kv",
+    "1e-5 added to the scale",
+    """
+def quantize_kv(x):
+    scale = x.abs().amax(-1, keepdim=True) / 127 + 1e-5
+    return (x / scale).round().to(torch.int8), scale
+def dequantize_kv(q, scale): return q.to(scale.dtype) * scale
+""",
+    near_miss="epsilon-added",
+)
+wrong(
+    "quantize_kv",
+    "scale of 1e-5 at least",
+    """
+def quantize_kv(x):
+    scale = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-5)
+    return (x / scale).round().to(torch.int8), scale
+def dequantize_kv(q, scale): return q.to(scale.dtype) * scale
+""",
+)
+wrong(
+    "quantize_kv",
+    "1e-8 added to the scale, nothing in half precision",
+    """
+def quantize_kv(x):
+    scale = x.abs().amax(-1, keepdim=True) / 127 + 1e-8
+    return (x / scale).round().to(torch.int8), scale
+def dequantize_kv(q, scale): return q.to(scale.dtype) * scale
+""",
+)
+wrong(
+    "quantize_kv",
+    "a row of zeros is divided by 0",
+    """
+def quantize_kv(x):
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().to(torch.int8), scale
+def dequantize_kv(q, scale): return q.to(scale.dtype) * scale
+""",
+)
+wrong(
+    "quantize_kv",
+    "the scale upside down in both functions",
+    """
+def quantize_kv(x):
+    scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-20)
+    return (x * scale).round().to(torch.int8), scale
+def dequantize_kv(q, scale): return q.to(scale.dtype) / scale
+""",
+)
