@@ -368,6 +368,16 @@ def _(scores, mask):
     )
 
 
+@masked_softmax.near_miss("largest-of-all-rows")
+def _(scores, mask):
+    """One number is subtracted from all rows, the largest of the whole tensor: in a row far below it every exp becomes 0. Subtract the largest of each
+    row, or let `torch.softmax` do it."""
+    total = scores + mask
+    weights = (total - total.max()).exp()
+    sums = weights.sum(-1, keepdim=True)
+    return weights / torch.where(sums == 0, 1, sums)
+
+
 @masked_softmax.near_miss("largest-of-all-keys")
 def _(scores, mask):
     """The masked keys take part until they are taken out: when one of them has by far the largest score, every allowed exp becomes 0,
@@ -568,6 +578,19 @@ def _(q, k, v):
 def _(q, k, v):
     """The softmax runs over the queries, so columns sum to 1 instead of rows. It runs over the keys, the last axis."""
     return torch.softmax(_scores(q, k).masked_fill(_later(q, 1), -INF), -2) @ v
+
+
+@causal_self_attention.near_miss("zero-is-masked")
+def _(q, k, v):
+    """Every score of 0 is masked, also one that is 0 by itself: build the mask from the positions, not from the scores."""
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).tril()
+    return scores.masked_fill(scores == 0, -math.inf).softmax(-1) @ v
+
+
+@causal_self_attention.near_miss("queries-and-keys-swapped")
+def _(q, k, v):
+    """Queries and keys have changed places: the queries are the rows of the scores, q · kᵀ."""
+    return ref.causal_self_attention(k, q, v)
 
 
 @causal_self_attention.near_miss("masked-score-zero")
@@ -1737,6 +1760,16 @@ def _(model, ids):
     return leaks
 
 
+@find_leaks.near_miss("isclose-as-it-is")
+def _(model, ids):
+    """`torch.isclose` and `torch.allclose` have tolerances of their own: a part of the logits' size, and 1e-8. Here the limit is 1e-6 whatever the
+    size of the logits: compare the absolute difference with it."""
+    leaks = _no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        leaks[:j, j] |= ~torch.isclose(after, before).all(-1)[0, :j]
+    return leaks
+
+
 @find_leaks.near_miss("changes-pile-up")
 def _(model, ids):
     """The token that was tried stays in place while the next positions are tried. Put each other token into a fresh copy of the
@@ -1744,6 +1777,38 @@ def _(model, ids):
     logits, leaks, changed = model(ids), _no_leaks(ids), ids.clone()
     for j in range(ids.shape[1]):
         for token in range(logits.shape[-1]):
+            changed[0, j] = token
+            leaks[:j, j] |= _moved(model(changed), logits)[:j]
+    return leaks
+
+
+@find_leaks.near_miss("cuts-the-text")
+def _(model, ids):
+    """The text is cut off before j, and all tokens from there on are missing at once: put another token at j and leave the rest of the text as it
+    is, so that what moves is due to that token."""
+    logits, leaks = model(ids), _no_leaks(ids)
+    for j in range(1, ids.shape[1]):
+        leaks[:j, j] = _moved(model(ids[:, :j]), logits[:, :j])
+    return leaks
+
+
+@find_leaks.near_miss("last-place-left-out")
+def _(model, ids):
+    """No other token is put at the last position: every j up to the end of the text is tried, the last one too."""
+    leaks = _no_leaks(ids)
+    for j, before, after in _trials(model, ids):
+        if j < ids.shape[1] - 1:
+            leaks[:j, j] |= _moved(after, before)[:j]
+    return leaks
+
+
+@find_leaks.near_miss("last-token-left-out")
+def _(model, ids):
+    """The last token of the vocabulary is never tried: ids go from 0 to vocab - 1, both included."""
+    logits, leaks = model(ids), _no_leaks(ids)
+    for j in range(1, ids.shape[1]):
+        for token in range(logits.shape[-1] - 1):
+            changed = ids.clone()
             changed[0, j] = token
             leaks[:j, j] |= _moved(model(changed), logits)[:j]
     return leaks

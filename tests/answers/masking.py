@@ -2283,7 +2283,7 @@ def find_leaks(model, ids):
             out[:j, j] |= ((model(other) - base).abs() > 1e-6).any(-1)[0, :j]
     return out
 """,
-    near_miss="tokens-of-the-text",
+    near_miss="last-token-left-out",
 )
 wrong(
     "find_leaks",
@@ -2469,4 +2469,151 @@ def find_leaks(model, ids):
     return out
 """,
     near_miss="neighbours-only",
+)
+wrong(
+    "masked_softmax",
+    "largest score of the whole tensor subtracted",
+    """
+def masked_softmax(scores, mask):
+    s = scores + mask
+    s = s - s.max()
+    e = s.exp()
+    z = e.sum(-1, keepdim=True)
+    return e / torch.where(z == 0, 1, z)
+""",
+    near_miss="largest-of-all-rows",
+)
+right(
+    "masked_softmax",
+    "row by row, only the allowed scores",
+    """
+def masked_softmax(scores, mask):
+    mask = mask.broadcast_to(scores.shape)
+    flat_s, flat_m = scores.reshape(-1, scores.shape[-1]), mask.reshape(-1, scores.shape[-1])
+    out = []
+    for s, m in zip(flat_s, flat_m):
+        keep = m == 0
+        row = s * 0
+        if keep.any():
+            row = torch.zeros_like(s).masked_scatter(keep, torch.softmax(s[keep], 0))
+        out.append(row)
+    return torch.stack(out).view(scores.shape)
+""",
+)
+wrong(
+    "causal_self_attention",
+    "scores of 0 masked",
+    """
+def causal_self_attention(q, k, v):
+    s = (q @ k.mT / math.sqrt(q.shape[-1])).tril()
+    return s.masked_fill(s == 0, -math.inf).softmax(-1) @ v
+""",
+    near_miss="zero-is-masked",
+)
+wrong(
+    "causal_self_attention",
+    "queries and keys change places",
+    """
+def causal_self_attention(q, k, v):
+    return F.scaled_dot_product_attention(k, q, v, is_causal=True)
+""",
+    near_miss="queries-and-keys-swapped",
+)
+wrong(
+    "find_leaks",
+    "isclose with its own tolerances",
+    """
+def find_leaks(model, ids):
+    base = model(ids); n, v = ids.shape[1], base.shape[-1]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        o = ids.repeat(v, 1); o[:, j] = torch.arange(v)
+        out[:j, j] = (~torch.isclose(model(o), base)).any(-1).any(0)[:j]
+    return out
+""",
+    near_miss="isclose-as-it-is",
+)
+wrong(
+    "find_leaks",
+    "text cut off before j",
+    """
+def find_leaks(model, ids):
+    base = model(ids); n = ids.shape[1]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(1, n):
+        out[:j, j] = ((model(ids[:, :j]) - base[:, :j]).abs() > 1e-6).any(-1)[0]
+    return out
+""",
+    near_miss="cuts-the-text",
+)
+wrong(
+    "find_leaks",
+    "range ends before the last position",
+    """
+def find_leaks(model, ids):
+    base = model(ids); n, v = ids.shape[1], base.shape[-1]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n - 1):
+        o = ids.repeat(v, 1); o[:, j] = torch.arange(v)
+        out[:j, j] = ((model(o) - base).abs() > 1e-6).any(-1).any(0)[:j]
+    return out
+""",
+    near_miss="last-place-left-out",
+)
+wrong(
+    "find_leaks",
+    "range ends before the last token",
+    """
+def find_leaks(model, ids):
+    base = model(ids); n, v = ids.shape[1], base.shape[-1]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        o = ids.repeat(v - 1, 1); o[:, j] = torch.arange(v - 1)
+        out[:j, j] = ((model(o) - base).abs() > 1e-6).any(-1).any(0)[:j]
+    return out
+""",
+    near_miss="last-token-left-out",
+)
+wrong(
+    "find_leaks",
+    "three random tokens",
+    """
+def find_leaks(model, ids):
+    base = model(ids); n, v = ids.shape[1], base.shape[-1]
+    out = torch.zeros(n, n, dtype=torch.bool)
+    for j in range(n):
+        o = ids.repeat(3, 1); o[:, j] = torch.randint(0, v, (3,))
+        out[:j, j] = ((model(o) - base).abs() > 1e-6).any(-1).any(0)[:j]
+    return out
+""",
+)
+right(
+    "find_leaks",
+    "last place first, stops when all outputs leak",
+    """
+def find_leaks(model, ids):
+    with torch.no_grad():
+        ref = model(ids)
+        seq, vocab = ref.shape[-2:]
+        found = torch.zeros(seq, seq, dtype=torch.bool)
+        for j in range(seq - 1, 0, -1):
+            for token in range(vocab):
+                if found[:j, j].all():
+                    break
+                trial = torch.cat([ids[:, :j], torch.full_like(ids[:, :1], token), ids[:, j + 1:]], dim=1)
+                found[:j, j] |= ((model(trial) - ref)[0, :j].abs() > 1e-6).any(-1)
+        return found
+""",
+)
+right(
+    "document_mask",
+    "blocks of unique_consecutive",
+    """
+def document_mask(document_ids):
+    def one(row):
+        _, counts = torch.unique_consecutive(row, return_counts=True)
+        return torch.block_diag(*[torch.ones(int(c), int(c)).tril() for c in counts]).bool()
+    flat = document_ids.reshape(-1, document_ids.shape[-1])
+    return torch.stack([one(r) for r in flat]).reshape(*document_ids.shape, -1)
+""",
 )
