@@ -202,7 +202,7 @@ def random_batch(tokens, block, batch, generator):
 #
 #   $$\text{floor} + (\text{peak} - \text{floor})\,\frac{1 + \cos(\pi x)}{2}$$
 #
-# - From `total` on, floor.
+# - From `total` on, floor. If `total` is `warmup`, there is no cosine.
 # - So steps warmup − 1 and warmup both have the peak. `warmup` may be 0: then step 0 has the peak.
 # - A negative `step` or `warmup` is a `ValueError`.
 #

@@ -78,7 +78,8 @@ def pair_complaint(value: Any, w: Tensor, rank: int) -> str:
         or not all(isinstance(x, Tensor) for x in value)
     ):
         return "the result should be two tensors, a and b"
-    for name, x, shape in (("a", value[0], (w.shape[0], rank)), ("b", value[1], (rank, w.shape[1]))):
+    sides = (("the factor a", value[0], (w.shape[0], rank)), ("the factor b", value[1], (rank, w.shape[1])))
+    for name, x, shape in sides:
         if x.dtype != w.dtype:
             return f"{name} should have the dtype of w, {w.dtype}"
         if tuple(x.shape) != shape:
@@ -104,7 +105,7 @@ def factors(w: Tensor, rank: int, words: str, unique: bool = True):
         u, sigma, vh = torch.linalg.svd(w.double(), full_matrices=False)
         best = u[:, :rank] * sigma[:rank] @ vh[:rank] if unique else sigma[rank:].norm()
         atol = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}[w.dtype]
-        what = "a @ b is not the best approximation of this rank"
+        what = "the product a @ b is not the best approximation of this rank"
         s.require_close(product, best, what, rtol=0.0, atol=atol)
         s.require(not changed, "w is changed in place")
 
@@ -306,6 +307,39 @@ def _(w, rank):
     return u[:, :rank] * s[:rank], vh[:rank]
 
 
+@low_rank_factors.near_miss("double-through-float32")
+def _(w, rank):
+    """The dtype is right, but a float64 matrix is decomposed in float32 and loses half of its digits. Only half precision needs
+    float32: decompose in `torch.promote_types(w.dtype, torch.float32)`."""
+    _check_rank(w, rank)
+    u, s, vh = torch.linalg.svd(w.float(), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+
+
+def _centred(dim):
+    def near_miss(w, rank):
+        """The mean is subtracted first, as in principal component analysis. Then a @ b approximates the centred matrix: decompose
+        w as it is."""
+        _check_rank(w, rank)
+        x = w.to(torch.promote_types(w.dtype, torch.float32))
+        u, s, vh = _svd(x - x.mean(dim, keepdim=True))
+        return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+
+    return near_miss
+
+
+low_rank_factors.near_miss("centred-columns")(_centred(0))
+low_rank_factors.near_miss("centred-rows")(_centred(1))
+
+
+@low_rank_factors.near_miss("first-rows-of-a-qr")
+def _(w, rank):
+    """The QR decomposition is cut. Its columns are not sorted by what they explain, so the cut is not the best one: use the SVD."""
+    _check_rank(w, rank)
+    q, r = torch.linalg.qr(w.to(torch.promote_types(w.dtype, torch.float32)))
+    return q[:, :rank].to(w.dtype), r[:rank].to(w.dtype)
+
+
 # --- compress_kv and expand_kv
 
 compress_kv = Exercise("compress_kv", ref, see="mla-compress", functions=("compress_kv", "expand_kv"))
@@ -468,6 +502,7 @@ def _layer(
     values: str = "own",
     softmax_dim: int = -1,
     rope_q: str = "per head",
+    softmax: str = "stable",
 ) -> Tensor:
     interleaved = lambda x, n: x.reshape(*x.shape[:2], -1, n).permute(0, 3, 1, 2)  # noqa: E731
     split = interleaved if heads == "interleaved" else split_heads
@@ -488,8 +523,11 @@ def _layer(
         q_c, k_c = apply_rope(q_c, at), apply_rope(k_c, torch.arange(keys, device=h.device))
     shared = k_r[:, None] if k_r.dim() == 3 else k_r
     sizes = {"d_h": q_c.shape[-1], "d_r": q_r.shape[-1], "d_c": c.shape[-1], "one": 1, "d": h.shape[-1]}
-    scale = sum(sizes.get(name, 0) for name in width.split(" + ")) ** -0.5 if width != "d_h, d_r" else 1.0
+    named = [sizes[name] for name in width.split(" + ") if name in sizes]
+    scale = sum(named) ** -0.5 if named else 1.0
     scores = (q_c @ k_c.mT + q_r @ shared.mT) * scale
+    if width == "content alone":
+        scores = q_c @ k_c.mT * (sizes["d_h"] + sizes["d_r"]) ** -0.5 + q_r @ shared.mT
     if width == "d_h, d_r":
         scores = q_c @ k_c.mT * sizes["d_h"] ** -0.5 + q_r @ shared.mT * sizes["d_r"] ** -0.5
     offsets = {
@@ -504,9 +542,13 @@ def _layer(
     hidden = torch.ones(queries, keys, dtype=torch.bool, device=h.device).triu(diagonal + 1)
     if mask == "strict":
         hidden[:, 0] = False
+    if mask == "past":
+        hidden = hidden.new_ones(queries, keys).tril(keys - queries - 1)
     if mask in ("after", "zeros"):
         attention = scores.softmax(softmax_dim).masked_fill(hidden, 0.0)
         attention = scores.masked_fill(hidden, 0.0).softmax(softmax_dim) if mask == "zeros" else attention
+    elif softmax != "stable":
+        attention, mask = _SOFTMAX[softmax](scores, hidden), "strict or nan"  # NaN stays
     else:
         low = -1e9 if mask == "strict or uniform" else -math.inf
         attention = scores.masked_fill(hidden, low).softmax(softmax_dim)
@@ -515,6 +557,33 @@ def _layer(
     mixed = attention @ v
     out = merge_heads(mixed) if merge == "transposed" else mixed.reshape(*h.shape[:2], -1)
     return out @ w.w_o if project else out
+
+
+def _overflowing(scores: Tensor, hidden: Tensor) -> Tensor:
+    powers = scores.exp().masked_fill(hidden, 0.0)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+_SOFTMAX = {
+    "overflowing": _overflowing,
+    "not low enough": lambda scores, hidden: scores.masked_fill(hidden, -100.0).softmax(-1),
+    "float32": lambda scores, hidden: (
+        scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(scores.dtype)
+    ),
+}
+
+
+def _absorbed(h: Tensor, c: Tensor, k_r: Tensor, w: MLAWeights, softmax: str) -> Tensor:
+    """The absorbed form with another softmax, for near-misses that cost what they should."""
+    queries, keys = h.shape[1], c.shape[1]
+    q_c, at = split_heads(h @ w.w_q, w.heads), torch.arange(keys - queries, keys)
+    q_r = apply_rope(split_heads(h @ w.w_qr, w.heads), at)
+    up_k, up_v = (x.unflatten(1, (w.heads, -1)) for x in (w.w_uk, w.w_uv))
+    scores = torch.einsum("bhqd,chd->bhqc", q_c, up_k) @ c[:, None].mT + q_r @ k_r[:, None].mT
+    hidden = torch.arange(keys) > at[:, None]
+    scores = scores * (q_c.shape[-1] + q_r.shape[-1]) ** -0.5
+    mixed = _SOFTMAX[softmax](scores, hidden) @ c[:, None]
+    return torch.einsum("bhqc,chd->bqhd", mixed, up_v).flatten(2) @ w.w_o
 
 
 def _whole(h: Tensor, w: MLAWeights, **knobs: Any) -> Tensor:
@@ -538,6 +607,18 @@ def layer_args(g: Gen, batch: int, seq: int, d: int, *shape: int, dtype: torch.d
     return g.randn(batch, seq, d, dtype=dtype), mla_weights(g, d, *shape, dtype=dtype)
 
 
+def large_scores(g: Gen) -> tuple[Tensor, MLAWeights, Tensor, Tensor]:
+    """A layer in float64 whose scores are hundreds or thousands, and its cache. In one head they rise from token to token, in the other
+    they are below 0 and fall: exp leaves its range, a mask of -100 is no mask, and the largest score takes all."""
+    h, w = layer_args(g, 2, 6, 8, 2, 4, 2, 6, dtype=torch.float64)
+    signs = g.tensor([10.0] * 4 + [-10.0] * 4, torch.float64)
+    w = dataclasses.replace(
+        w, w_q=(w.w_q.abs() + 0.3) * signs, w_dkv=w.w_dkv.abs() + 0.3, w_uk=w.w_uk.abs() + 0.3
+    )
+    h = (h[:, :1].abs() + 0.3) * torch.arange(1.0, 7, dtype=torch.float64)[:, None]
+    return h, w, *cached(h, w)
+
+
 @latent_attention.group("values", share=3)
 def _(g: Gen):
     """Gives what causal attention with keys of width d_h + d_r gives."""
@@ -552,7 +633,7 @@ def _(g: Gen):
 
 @latent_attention.group("edges", share=1)
 def _(g: Gen):
-    """Works for one token, one head, odd widths, a longer sequence, and other memory layouts."""
+    """Works for one token, one head, odd widths, a longer sequence, large scores, and other memory layouts."""
     for shape in (
         (2, 1, 8, 2, 4, 2, 6),
         (1, 4, 7, 1, 3, 2, 5),
@@ -569,6 +650,7 @@ def _(g: Gen):
     yield call(h.mT.contiguous().mT, dataclasses.replace(w, w_uk=w.w_uk.mT.contiguous().mT)).says(
         "transposed views"
     )
+    yield call(*large_scores(g)[:2]).says("scores of hundreds and thousands")
 
 
 @latent_attention.group("dtypes", share=1)
@@ -747,6 +829,65 @@ def _(h, weights):
     return _whole(h, weights, softmax_dim=-2)
 
 
+@latent_attention.near_miss("sees-only-the-future")
+def _(h, weights):
+    """The mask is turned round: a token sees itself and what follows. Hide key j from query i wherever j > i, and keep the lower
+    triangle."""
+    return _whole(h, weights, mask="past")
+
+
+@latent_attention.near_miss("rotated-together")
+def _(h, weights):
+    """Content and rotary part are joined before the rotation, so that the whole key is rotated. Rotate q_r and k_r alone, then
+    join."""
+    heads, at = weights.heads, torch.arange(h.shape[1], device=h.device)
+    c, k_r = h @ weights.w_dkv, (h @ weights.w_kr)[:, None].expand(-1, heads, -1, -1)
+    q = torch.cat([split_heads(h @ weights.w_q, heads), split_heads(h @ weights.w_qr, heads)], -1)
+    k = torch.cat([split_heads(c @ weights.w_uk, heads), k_r], -1)
+    v = split_heads(c @ weights.w_uv, heads)
+    mixed = F.scaled_dot_product_attention(apply_rope(q, at), apply_rope(k, at), v, is_causal=True)
+    return merge_heads(mixed) @ weights.w_o
+
+
+@latent_attention.near_miss("latent-normalised")
+def _(h, weights):
+    """The latent is normalised. The full model does so, this exercise does not: expand the plain product."""
+    c, k_r = cached(h, weights)
+    return _layer(h, F.rms_norm(c, c.shape[-1:]), k_r, weights)
+
+
+@latent_attention.near_miss("no-output-projection")
+def _(h, weights):
+    """The heads are put side by side and returned as they are. They still go through W_O."""
+    return _whole(h, weights, project=False)
+
+
+@latent_attention.near_miss("residual-added")
+def _(h, weights):
+    """The hidden rows are added to the result. The residual stream is the block's business: return the output of the layer alone."""
+    return h + _whole(h, weights)
+
+
+@latent_attention.near_miss("overflowing-softmax")
+def _(h, weights):
+    """The softmax is `exp` over its sum, which leaves the range of numbers for large scores and gives NaN. Subtract the row's maximum first, or use
+    `torch.softmax`."""
+    return _whole(h, weights, softmax="overflowing")
+
+
+@latent_attention.near_miss("mask-not-low-enough")
+def _(h, weights):
+    """The future is hidden by a fixed number such as -100. A visible score may be lower still: use -inf."""
+    return _whole(h, weights, softmax="not low enough")
+
+
+@latent_attention.near_miss("double-through-float32")
+def _(h, weights):
+    """The softmax of float64 scores runs in float32 (`.float()` or `dtype=torch.float32`) and loses half of their digits. "At least
+    float32" is `torch.promote_types(h.dtype, torch.float32)`."""
+    return _whole(h, weights, softmax="float32")
+
+
 # --- latent_attention_absorbed
 
 latent_attention_absorbed = Exercise("latent_attention_absorbed", ref, see="mla-absorption")
@@ -776,7 +917,7 @@ def _(g: Gen):
 
 @latent_attention_absorbed.group("edges", share=1)
 def _(g: Gen):
-    """Works for a single token, one head, a latent wider than the keys, a long cache, and other memory layouts."""
+    """Works for a single token, one head, a latent wider than the keys, a long cache, large scores, and other memory layouts."""
     for queries, shape in (
         (1, (2, 1, 8, 2, 4, 2, 6)),
         (2, (2, 4, 7, 1, 3, 2, 5)),
@@ -786,6 +927,8 @@ def _(g: Gen):
     yield absorbed_case(g, 3, 1, 40, 8, 2, 4, 4, 6)
     (h, c, k_r, w), _, _ = absorbed_args(g, 3, 2, 5, 8, 2, 4, 2, 6)
     yield call(h, c.mT.contiguous().mT, k_r.mT.contiguous().mT, w).says("transposed views")
+    h, w, c, k_r = large_scores(g)
+    yield call(h[:, 3:], c, k_r, w).says("scores of hundreds and thousands")
 
 
 @latent_attention_absorbed.group("cost", share=2)
@@ -965,6 +1108,79 @@ def _(h, c, k_r, weights):
     return torch.cat(out, -1) @ weights.w_o
 
 
+@latent_attention_absorbed.near_miss("unscaled")
+def _(h, c, k_r, weights):
+    """The scores are not scaled. Divide by √(d_h + d_r) before the softmax."""
+    return _layer(h, c, k_r, weights, width="one")
+
+
+@latent_attention_absorbed.near_miss("only-content-scaled")
+def _(h, c, k_r, weights):
+    """Only the content scores are scaled. Add the rotary scores first, then divide the sum by √(d_h + d_r)."""
+    return _layer(h, c, k_r, weights, width="content alone")
+
+
+@latent_attention_absorbed.near_miss("taken-for-the-first-rows")
+def _(h, c, k_r, weights):
+    """The rows in h are rotated and masked as if they were the first of the sequence. They are the last: row i stands at position
+    keys - queries + i and sees keys up to there."""
+    return _layer(h, c, k_r, weights, positions="zero", mask="start")
+
+
+@latent_attention_absorbed.near_miss("sees-one-ahead")
+def _(h, c, k_r, weights):
+    """A row sees the key after its own. Query i sees keys up to keys - queries + i."""
+    return _layer(h, c, k_r, weights, mask="ahead")
+
+
+@latent_attention_absorbed.near_miss("only-a-square-mask")
+def _(h, c, k_r, weights):
+    """The mask is applied to a whole prompt only. A chunk of several rows needs it, too: query i sees keys up to
+    keys - queries + i."""
+    return _layer(h, c, k_r, weights, mask="end" if h.shape[1] == c.shape[1] else "none")
+
+
+@latent_attention_absorbed.near_miss("w_uk-for-the-values")
+def _(h, c, k_r, weights):
+    """The weighted mean of the latents goes through W_UK again. Values have an up-projection of their own: W_UV."""
+    return _layer(h, c, k_r, dataclasses.replace(weights, w_uv=weights.w_uk))
+
+
+@latent_attention_absorbed.near_miss("w_uk-reshaped")
+def _(h, c, k_r, weights):
+    """W_UK is brought to (heads, d_h, d_c) by `reshape`, which mixes its numbers. Reshape to (d_c, heads, d_h), then permute the
+    axes."""
+    d_c, width = weights.w_uk.shape
+    blocks = weights.w_uk.reshape(weights.heads, width // weights.heads, d_c)
+    return _layer(h, c, k_r, dataclasses.replace(weights, w_uk=blocks.permute(2, 0, 1).reshape(d_c, width)))
+
+
+@latent_attention_absorbed.near_miss("no-output-projection")
+def _(h, c, k_r, weights):
+    """The heads are put side by side and returned as they are. They still go through W_O."""
+    return _layer(h, c, k_r, weights, project=False)
+
+
+@latent_attention_absorbed.near_miss("overflowing-softmax")
+def _(h, c, k_r, weights):
+    """The softmax is `exp` over its sum, which leaves the range of numbers for large scores and gives NaN. Subtract the row's maximum first, or use
+    `torch.softmax`."""
+    return _absorbed(h, c, k_r, weights, "overflowing")
+
+
+@latent_attention_absorbed.near_miss("mask-not-low-enough")
+def _(h, c, k_r, weights):
+    """Later keys are hidden by a fixed number such as -100. A visible score may be lower still: use -inf."""
+    return _absorbed(h, c, k_r, weights, "not low enough")
+
+
+@latent_attention_absorbed.near_miss("double-through-float32")
+def _(h, c, k_r, weights):
+    """The softmax of float64 scores runs in float32 (`.float()` or `dtype=torch.float32`) and loses half of their digits. "At least
+    float32" is `torch.promote_types(h.dtype, torch.float32)`."""
+    return _absorbed(h, c, k_r, weights, "float32")
+
+
 # --- decoupled_rope_scores
 
 decoupled_rope_scores = Exercise("decoupled_rope_scores", ref, see="mla-decoupled-rope")
@@ -1013,8 +1229,13 @@ def _(g: Gen):
 
 @decoupled_rope_scores.group("edges", share=1)
 def _(g: Gen):
-    """Works for one token, one head, odd content widths, late and repeated positions, and other memory layouts."""
-    cases = (((2, 1, 4, 3, 2), [0, 1, 2, 3]), ((1, 3, 1, 5, 4), [7]), ((2, 2, 4, 2, 2), [900, 901, 3, 3]))
+    """Works for one token, one head, odd content widths, late, repeated and negative positions, and other memory layouts."""
+    cases = (
+        ((2, 1, 4, 3, 2), [0, 1, 2, 3]),
+        ((1, 3, 1, 5, 4), [7]),
+        ((2, 2, 4, 2, 2), [900, 901, 3, 3]),
+        ((1, 2, 4, 2, 4), [-3, -1, 0, 4]),
+    )
     for shape, positions in cases:
         args = score_args(g, *shape, positions=g.tensor(positions))
         yield call(*args).expect(wide_key_scores(*args)).close(atol=1e-4).says(f"positions {positions}")
@@ -1029,6 +1250,10 @@ def _(g: Gen):
     for dtype in (torch.float64, *HALF):
         args = score_args(g, 2, 2, 4, 4, 2, dtype)
         yield call(*args).close(CHAIN[dtype], CHAIN[dtype]).says(str(dtype))
+    late = g.tensor([3001, 3002, 3007, 3013])  # half precision has no such numbers
+    for dtype in HALF:
+        args = score_args(g, 1, 2, 4, 4, 2, dtype, positions=late)
+        yield call(*args).close(CHAIN[dtype], CHAIN[dtype]).says(f"{dtype}, positions above 3,000")
 
 
 @decoupled_rope_scores.group("gradient", share=1)
@@ -1169,10 +1394,48 @@ def _(q_c, q_r, k_c, k_r, positions):
     return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
 
 
+@decoupled_rope_scores.near_miss("rotated-together")
+def _(q_c, q_r, k_c, k_r, positions):
+    """Content and rotary part are joined before the rotation, so that the whole key is rotated. Rotate q_r and k_r alone, then
+    join."""
+    shared = k_r[:, None].expand(-1, q_r.shape[1], -1, -1)
+    q, k = (apply_rope(torch.cat(x, -1), positions) for x in ((q_c, q_r), (k_c, shared)))
+    return q @ k.mT * q.shape[-1] ** -0.5
+
+
+@decoupled_rope_scores.near_miss("no-rotary-scores")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The rotary scores q_r · k_r are left out, so positions play no part. Add them to the content scores."""
+    return q_c @ k_c.mT * (q_c.shape[-1] + q_r.shape[-1]) ** -0.5
+
+
+@decoupled_rope_scores.near_miss("scale-without-the-root")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The scores are divided by d_h + d_r. Divide by its root."""
+    width = (q_c.shape[-1] + q_r.shape[-1]) ** 2
+    return _scores(q_c, q_r, k_c, k_r, positions, positions, width, width)
+
+
+@decoupled_rope_scores.near_miss("scale-from-two-roots")
+def _(q_c, q_r, k_c, k_r, positions):
+    """The scores are divided by √d_h + √d_r. The root is taken of the sum: √(d_h + d_r)."""
+    width = (q_c.shape[-1] ** 0.5 + q_r.shape[-1] ** 0.5) ** 2
+    return _scores(q_c, q_r, k_c, k_r, positions, positions, width, width)
+
+
+@decoupled_rope_scores.near_miss("positions-in-half-precision")
+def _(q_c, q_r, k_c, k_r, positions):
+    """Positions, or angles, are computed in the dtype of the rows. Half precision does not hold large positions: leave them integers,
+    `apply_rope` takes care of the angles."""
+    width, at = q_c.shape[-1] + q_r.shape[-1], positions.to(q_r.dtype)
+    return _scores(q_c, q_r, k_c, k_r, at, at, width, width)
+
+
 # --- LatentCache
 
 LatentCache = Exercise("LatentCache", ref, see="mla-cache")
 CPU = "cpu"
+FEW = 4  # a length may be a tensor
 
 
 def rows(g: Gen, batch: int, seq: int, d_c: int, d_r: int, dtype: torch.dtype = torch.float32):
@@ -1307,17 +1570,24 @@ def _(g: Gen):
         s.ask_method(cache, "update", c[:, 8:], k_r[:, 8:])
         numbers, places = s.held(cache), batch * max_seq
         complaint = f"{numbers / places:g} numbers are kept per token, not d_c + d_r = {d_c + d_r}"
+        room = places * (d_c + d_r) + FEW
+        beside = f"{numbers - places * (d_c + d_r)} numbers are kept beside the {places * (d_c + d_r)} of the cache"
+        s.require(numbers <= room or numbers % places == 0, beside)
         s.require(numbers <= places * (d_c + 2 * d_r), complaint)
-        s.require(numbers <= places * (d_c + d_r), complaint)
+        s.require(numbers <= room, complaint)
         s.require(numbers >= batch * 9 * (d_c + d_r), "the rows are not kept in the cache itself")
 
     def rotary(s: Subject) -> None:
         """a cache with a wide rotary key"""
         cache = s.new("LatentCache", batch, max_seq, 2, 6, torch.float32, CPU)
         s.ask_method(cache, "update", k_r[:, :4], c[:, :4])
-        numbers, room = s.held(cache), batch * max_seq * 8
+        numbers, places = s.held(cache), batch * max_seq
         s.require(
-            numbers <= room, f"{numbers / batch / max_seq:g} numbers are kept per token, not d_c + d_r = 8"
+            numbers <= places * 8 + FEW or numbers % places == 0,
+            f"{numbers - places * 8} numbers are kept beside the {places * 8} of the cache",
+        )
+        s.require(
+            numbers <= places * 8 + FEW, f"{numbers / places:g} numbers are kept per token, not d_c + d_r = 8"
         )
 
     yield from (scenario(held), scenario(rotary))
@@ -1908,8 +2178,8 @@ def _(g: Gen):
 def _(g: Gen):
     """Takes its arguments by position or by name, and uses only those its kind needs."""
     for kind in ("mha", "gqa", "mqa", "mla"):
-        yield call(kind, 6, 10, 3, 7, 4).says(f"{kind}, all by position")
-        yield call(d_r=4, d_c=7, groups=3, head_dim=10, heads=6, kind=kind).says(f"{kind}, all by name")
+        yield call(kind, 12, 10, 4, 7, 5).says(f"{kind}, all by position")
+        yield call(d_r=5, d_c=7, groups=4, head_dim=10, heads=12, kind=kind).says(f"{kind}, all by name")
     yield call("gqa", 6, 10, 6).expect(120).says("as many groups as heads is multi-head attention")
     yield call("gqa", 6, 10, 1).expect(20).says("one group is multi-query attention")
 
@@ -1917,7 +2187,8 @@ def _(g: Gen):
 @cache_elements_per_token.group("errors", share=1)
 def _(g: Gen):
     """Refuses an unknown kind and a missing argument."""
-    wrong = [("xyz", {}), ("", {}), ("gqa", {}), ("gqa", {"d_c": 4, "d_r": 2})]
+    everything = {"groups": 2, "d_c": 4, "d_r": 2}
+    wrong = [("xyz", {}), ("xyz", everything), ("m", {}), ("gqa", {}), ("gqa", {"d_c": 4, "d_r": 2})]
     wrong += [("mla", {}), ("mla", {"d_c": 4}), ("mla", {"d_r": 2}), ("mla", {"groups": 2})]
     for kind, given in wrong:
         yield (
@@ -2035,6 +2306,19 @@ cache_elements_per_token.near_miss("unknown-is-none")(_unknown(lambda heads, hea
 cache_elements_per_token.near_miss("unknown-is-0")(_unknown(lambda heads, head_dim: 0))
 
 
+@cache_elements_per_token.near_miss("unknown-is-mla")
+def _(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    """What is none of the other kinds is taken for MLA. Ask for "mla" by name, and raise a ValueError for all that is left."""
+    return _count(
+        kind if kind in ("mha", "gqa", "mqa") else "mla",
+        heads,
+        head_dim,
+        groups,
+        d_c,
+        d_r,
+    )
+
+
 def _filled(**filled):
     def near_miss(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
         """A missing argument is taken for a number. Nothing sensible can be counted without it: raise a ValueError."""
@@ -2109,6 +2393,13 @@ def _(g: Gen):
                 .expect(count)
                 .says(f"{count} sequences and {'some' if spare else 'no'} room to spare")
             )
+    count, sequence = g.python.randrange(40, 90), 4096 * 27 * 576 * 2
+    for spare in (0, -1):
+        yield (
+            call(31_413_626_609 + count * sequence + spare, 31_413_626_609, 4096, 27, 576, 2)
+            .expect(count + spare)
+            .says(f"a model of 31 GB, {'one byte less' if spare else 'exactly full'}")
+        )
 
 
 @largest_batch.group("fractions", share=1)
@@ -2128,6 +2419,7 @@ def _(g: Gen):
             .says(f"{size} bytes, one byte less")
         )
     yield call(2.0**30, 2.0**29, 1024, 8, 64, 0.75).says("memory given as a float")
+    yield call(103, 100, 1, 2, 1, 0.75).expect(2).says("3 bytes free, 1.5 bytes a sequence")
     for elements, size in ((5, 0.75), (7, 0.5), (1, 0.75)):  # a token takes no whole number of bytes
         count = g.python.randrange(20, 60)
         memory = 1_000 + int(count * 64 * 4 * elements * size)
@@ -2269,6 +2561,23 @@ def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_elem
 def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
     """The bytes per number are rounded up to a whole byte. Packed 6-bit numbers take 0.75: use the fraction."""
     return _fits(memory_bytes, model_bytes, seq, layers, elements_per_token, math.ceil(bytes_per_element))
+
+
+@largest_batch.near_miss("computed-in-float32")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The bytes are computed in float32, which has seven digits, and a device has eleven. Use Python's numbers, not tensors."""
+    one = torch.tensor(float(seq * layers * elements_per_token * bytes_per_element))
+    return max(0, int(torch.tensor(float(memory_bytes - model_bytes)) // one))
+
+
+@largest_batch.near_miss("rounded-in-between")
+def _(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    """The memory is divided by one factor after the other and rounded down each time. With fractions of a byte that loses sequences:
+    multiply the factors first, divide once."""
+    left = memory_bytes - model_bytes
+    for factor in (layers, elements_per_token, bytes_per_element, seq):
+        left = left // factor
+    return max(0, int(left))
 
 
 # --- lora_forward and merge_lora
@@ -2475,3 +2784,26 @@ def _(x, w, a, b, alpha):
 def _(w, a, b, alpha):
     """The merge runs under `no_grad`, so nothing can be learned through it. Leave the graph alone."""
     return w + a @ b * (alpha / a.shape[1])
+
+
+@lora_forward.near_miss("merged-with-a-frozen-weight", of="merge_lora")
+def _(w, a, b, alpha):
+    """The merge detaches the pretrained weight. LoRA freezes it by `requires_grad_(False)` outside; the function itself lets
+    gradients through to every input."""
+    return w.detach() + a @ b * (alpha / a.shape[1])
+
+
+@lora_forward.near_miss("rows-flattened")
+def _(x, w, a, b, alpha):
+    """The batch dimensions are flattened and do not come back. Use `@`, which takes any number of them."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows @ w + rows @ a @ b * (alpha / a.shape[1])
+
+
+def _in_float32(x, w, a, b, alpha):
+    """The result comes back in float32. Keep the dtype of the inputs."""
+    x, w, a, b = (t.float() for t in (x, w, a, b))
+    return x @ w + x @ a @ b * (alpha / a.shape[1])
+
+
+lora_forward.near_miss("float32-out")(_in_float32)

@@ -293,6 +293,33 @@ def _(word_counts, merges):
     return learned if len(learned) == merges else max({}, key=len)
 
 
+@train_bpe.near_miss("end-of-word-sign")
+def _(word_counts, merges):
+    """A sign is put at the end of each word, as in the first paper on byte pairs. Here a word is its UTF-8 bytes and nothing else."""
+    return bpe_variant(word_counts, merges, start=lambda word: [*single(word), b"</w>"])
+
+
+@train_bpe.near_miss("stops-at-single-pairs")
+def _(word_counts, merges):
+    """Training stops when the most frequent pair occurs only once. It goes on: stop after `merges` merges, or when no pair is left."""
+
+    class Enough(Exception):
+        pass
+
+    learned = []
+
+    def key(pairs):
+        if max(pairs.values()) < 2:
+            raise Enough
+        learned.append(min(pairs, key=lambda p: (-pairs[p], p)))
+        return learned[-1]
+
+    try:
+        return bpe_variant(word_counts, merges, key=key)
+    except Enough:
+        return learned
+
+
 # ---------------------------------------------------------------------------------------- bpe_encode
 
 bpe_encode = Exercise("bpe_encode", ref, see="apply-merges")
@@ -467,6 +494,20 @@ def _(word, merges):
     return tokens
 
 
+@bpe_encode.near_miss("compares-the-joined-text")
+def _(word, merges):
+    """Two neighbours are joined when their bytes together are those of the pair, wherever the cut between them is. Compare both
+    tokens with both of the pair."""
+    tokens = single(word)
+    for pair in merges:
+        left, tokens = tokens, []
+        while left:
+            width = 2 if b"".join(left[:2]) == b"".join(pair) and len(left) > 1 else 1
+            tokens.append(b"".join(left[:width]))
+            left = left[width:]
+    return tokens
+
+
 # ---------------------------------------------------------------------------------------- pack
 
 pack = Exercise("pack", ref, see="packed-stream")
@@ -623,6 +664,27 @@ def _(documents, eos_id, block):
         ids.append(current)
         current += token == eos_id
     return cut(stream, ids, block)
+
+
+@pack.near_miss("skips-empty-documents")
+def _(documents, eos_id, block):
+    """Empty documents are left out. They have an end of text like others."""
+    kept = [(i, [*d, eos_id]) for i, d in enumerate(documents) if d]
+    return cut([t for _, d in kept for t in d], [i for i, d in kept for _ in d], block)
+
+
+@pack.near_miss("end-of-text-where-missing")
+def _(documents, eos_id, block):
+    """A document that ends with `eos_id` gets no end of text. It may hold that token itself: put one after every document."""
+    ended = [[*d, eos_id] if not d or d[-1] != eos_id else list(d) for d in documents]
+    return cut([t for d in ended for t in d], [i for i, d in enumerate(ended) for _ in d], block)
+
+
+@pack.near_miss("rows-of-one-document")
+def _(documents, eos_id, block):
+    """Each document is cut into rows by itself, so short ones are lost. Join all documents into one stream first, then cut it."""
+    rows = [cut([*d, eos_id], [i] * (len(d) + 1), block) for i, d in enumerate(documents)]
+    return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
 
 # ---------------------------------------------------------------------------------------- random_batch
@@ -901,6 +963,8 @@ def _(g: Gen):
             yield call(step, **given).says("around the end")
     yield call(100, 1.0, 10, 100, 0.0).expect(0.0).says("a floor of 0")
     yield call(150, 1.0, 10, 100, 0.25).expect(0.25).says("long after the end")
+    yield call(2, 1.0, 4, 4, 0.2).expect(0.75).says("total is warmup, on the way up")
+    yield call(5, 1.0, 4, 4, 0.2).expect(0.2).says("total is warmup, after the end")
 
 
 @learning_rate.group("no warm-up")
@@ -1019,6 +1083,29 @@ def _(step, peak, warmup, total, floor):
     return lr_variant(
         step, peak, warmup, total, floor, rise=lambda: floor + (peak - floor) * (step + 1) / warmup
     )
+
+
+@learning_rate.near_miss("divides-by-zero-without-a-cosine")
+def _(step, peak, warmup, total, floor):
+    """With total = warmup the place on the cosine is 0 / 0. There is no cosine then: look at the step first, divide only between
+    warmup and total."""
+    share = (step - warmup) / (total - warmup)
+    return lr_variant(step, peak, warmup, total, floor, done=share)
+
+
+@learning_rate.near_miss("above-the-peak")
+def _(step, peak, warmup, total, floor):
+    """Step warmup still belongs to the line, which has passed the peak there. The line is for steps *before* warmup: `<`, not `<=`."""
+    if warmup and step == warmup:
+        return peak * (step + 1) / warmup
+    return lr_variant(step, peak, warmup, total, floor)
+
+
+@learning_rate.near_miss("not-halved")
+def _(step, peak, warmup, total, floor):
+    """1 + cos goes from 2 to 0, so the rate starts at twice the distance. Divide it by 2."""
+    fall = lambda x: floor + (peak - floor) * (1 + math.cos(math.pi * x))  # noqa: E731
+    return lr_variant(step, peak, warmup, total, floor, fall=fall)
 
 
 # ---------------------------------------------------------------------------------------- adamw_step
@@ -1218,6 +1305,39 @@ def _(*a, **k):
     return adam_variant(*a, **k, first=True)
 
 
+@adamw_step.near_miss("decay-left-out")
+def _(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    """The weight decay is left out: this is Adam. AdamW shrinks the parameter by 1 - lr · weight_decay as well."""
+    return ref.adamw_step(param, grad, m, v, step, lr, betas, eps, 0.0)
+
+
+@adamw_step.near_miss("eps-left-out")
+def _(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    """eps is left out, or a fixed 1e-8. Add the `eps` that is given to the root of v."""
+    return ref.adamw_step(param, grad, m, v, step, lr, betas, 1e-8 if eps else 0.0, weight_decay)
+
+
+@adamw_step.near_miss("betas-ignored")
+def _(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    """The betas are fixed at 0.9 and 0.999. Use those that are given."""
+    return ref.adamw_step(param, grad, m, v, step, lr, (0.9, 0.999), eps, weight_decay)
+
+
+@adamw_step.near_miss("root-left-out")
+def _(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    """The step is divided by v and not by its root. v is a mean of squares: take the root, then add eps."""
+    _, m, v = ref.adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay)
+    mh, vh = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
+    return param * (1 - lr * weight_decay) - lr * mh / (vh + eps), m, v
+
+
+@adamw_step.near_miss("ascends")
+def _(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    """The parameter moves with the gradient, up the loss. Subtract the step."""
+    new, m, v = ref.adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay)
+    return 2 * (1 - lr * weight_decay) * param - new, m, v
+
+
 # ---------------------------------------------------------------------------------------- clip_gradients
 
 clip_gradients = Exercise("clip_gradients", ref, see="gradient-clipping")
@@ -1411,6 +1531,14 @@ def _(grads, max_norm):
     positive(max_norm)
     norm = norm_of(grads)
     return [g / norm * min(norm, max_norm) if norm > max_norm or norm == 0 else g for g in grads], norm
+
+
+@clip_gradients.near_miss("scaled-to-one")
+def _(grads, max_norm):
+    """Gradients above the limit are brought to norm 1. Bring them to max_norm: the factor is max_norm / norm."""
+    positive(max_norm)
+    norm = norm_of(grads)
+    return [g * (1 / norm if norm > max_norm else 1.0) for g in grads], norm
 
 
 # ---------------------------------------------------------------------------------------- accumulate_gradients
@@ -1686,6 +1814,37 @@ def _(model, microbatches):
     return float(loss.detach())
 
 
+@accumulate_gradients.near_miss("gradient-of-the-sum")
+def _(model, microbatches):
+    """The loss is divided by the number of tokens, the gradient is that of the sum. Divide before `backward()`, or divide every
+    `.grad` at the end."""
+    return accumulate_variant(model, microbatches, lambda *_: 1.0, reduction="sum") / tokens_in(microbatches)
+
+
+@accumulate_gradients.near_miss("shifted-again")
+def _(model, microbatches):
+    """Logits and targets are shifted against each other. The targets of a microbatch are shifted already: position i of the logits
+    belongs to position i of the targets."""
+    count, total = tokens_in(microbatches), 0.0
+    model.zero_grad()
+    for inputs, targets in microbatches:
+        logits = model(inputs)[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="sum") / count
+        loss.backward()
+        total = total + loss.detach()
+    return float(total)
+
+
+@accumulate_gradients.near_miss("softmax-before-the-loss")
+def _(model, microbatches):
+    """`F.cross_entropy` is given probabilities. It takes logits and applies the softmax itself: leave yours out."""
+    model.zero_grad()
+    count = tokens_in(microbatches)
+    return accumulate_variant(
+        lambda x: model(x).softmax(-1), microbatches, lambda *_: 1 / count, clear=False, reduction="sum"
+    )
+
+
 # ---------------------------------------------------------------------------------------- pretrain
 
 pretrain = Exercise("pretrain", ref, see="training-loop", seconds=60)
@@ -1864,8 +2023,14 @@ def _(g: Gen):
     copied = [whole_loss("TinyLM", config, state, [(row[:, :-1], row[:, :-1])])[0] for row in rows]
     right = [whole_loss("TinyLM", config, state, [(row[:, :-1], row[:, 1:])])[0] for row in rows]
 
+    model = MODULES["TinyLM"](**config)
+    model.load_state_dict(state)
+    with torch.no_grad():
+        soft = [float(nll_of(lambda x: model(x).softmax(-1), r[:, :-1], r[:, 1:], "mean")) for r in rows]
+
     def honest(s, seen):
         not_in_bits(s, seen.losses, right)
+        s.require(not all_near(seen.losses, soft), "the losses are those of probabilities taken for logits")
         s.require(not all_near(seen.losses, copied), "the losses are those of copying the inputs")
         not_of_it = "is not the mean over its batch of -log P(next token), in nats"
         s.require(all_near(seen.losses[:1], right), f"the first loss {not_of_it}")
@@ -1908,6 +2073,7 @@ def _(g: Gen):
 def pretrain_variant(
     model, tokens, steps, batch, block, peak_lr, warmup, generator, rate=None, clear=True, same=False,
     shift=True, twice=False, optimizer=torch.optim.AdamW, late=False, gen=None, limit=1.0, anew=False,
+    moves=True, logits=lambda x: x,
 ):  # fmt: skip
     options = {} if optimizer is torch.optim.SGD else {"betas": (0.9, 0.95), "weight_decay": 0.1}
     made = optimizer(model.parameters(), lr=peak_lr, **options)
@@ -1916,7 +2082,7 @@ def pretrain_variant(
         if rows is None or not same:
             rows = ref.random_batch(tokens, block, batch, gen or generator)
         inputs, targets = rows if shift else (rows[0], rows[0])
-        loss = nll_of(model, inputs, targets, "mean")
+        loss = nll_of(lambda x: logits(model(x)), inputs, targets, "mean")
         if twice:
             loss = F.cross_entropy(model(inputs)[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
         if anew:
@@ -1927,7 +2093,8 @@ def pretrain_variant(
         nn.utils.clip_grad_norm_(model.parameters(), limit)
         for group in made.param_groups:
             group["lr"] = (rate or ref.learning_rate)(step, peak_lr, warmup, steps, peak_lr / 10)
-        made.step()
+        if moves:
+            made.step()
         if late:
             loss = nll_of(model, inputs, targets, "mean")
         losses.append(float(loss))
@@ -1974,6 +2141,20 @@ def _(*a):
     """The targets are shifted once more in the loop, so the model learns the token after the next. `random_batch` has shifted them: the
     logits at a position belong to the target at the same position."""
     return pretrain_variant(*a, twice=True)
+
+
+@pretrain.near_miss("softmax-before-the-loss")
+def _(*a):
+    """`F.cross_entropy` is given probabilities, so the loss cannot fall far. It takes logits and applies the softmax itself: leave yours
+    out."""
+    return pretrain_variant(*a, logits=lambda x: x.softmax(-1))
+
+
+@pretrain.near_miss("weights-do-not-move")
+def _(*a):
+    """The weights do not change: the optimizer makes no step, or the gradients are cleared between `backward()` and the step, or a copy
+    of the model is trained. Clear, backward, clip, set the rate, step, on the model that was given."""
+    return pretrain_variant(*a, moves=False)
 
 
 @pretrain.near_miss("generator-ignored")
@@ -2426,6 +2607,12 @@ def _(parameters, tokens):
     return 3 * parameters * tokens
 
 
+@parameter_count.near_miss("gated-feed-forward")
+def _(layers, d_hidden, d_ff, vocab, tied=True):
+    """The feed-forward layer is counted with three matrices, as a gated one has. Here it has two, up and down: 2 · d · d_ff."""
+    return ref.parameter_count(layers, d_hidden, d_ff, vocab, tied) + layers * d_hidden * d_ff
+
+
 # ---------------------------------------------------------------------------------------- fit_power_law
 
 fit_power_law = Exercise("fit_power_law", ref, see="power-laws")
@@ -2670,6 +2857,8 @@ def _(g: Gen):
     """Refuses fewer than five runs, and values that are not above 0."""
     n, d, loss, _ = law_runs(g)
     yield call(n[:4], d[:4], loss[:4]).raises(ValueError).says("four runs")
+    few = [x[[0, 4, 7, 15, 19]] for x in (n, d, loss)]
+    yield call(*few).judge(lambda value, *_: five_numbers(value)).close(1e9, 1e9).says("five runs are enough")
     one = torch.arange(len(n)) == 3
     yield call(n, d, loss * torch.where(one, -1.0, 1.0)).raises(ValueError).says("a negative loss")
     yield call(n * ~one, d, loss).raises(ValueError).says("a model of 0 parameters")
@@ -2888,3 +3077,23 @@ def _(flops, A, B, alpha, beta):
 def _(flops, A, B, alpha, beta):
     """The tokens come first. Return (parameters, tokens)."""
     return ref.compute_optimal(flops, A, B, alpha, beta)[::-1]
+
+
+@compute_optimal.near_miss("no-six-in-the-parameters")
+def _(flops, A, B, alpha, beta):
+    """N is computed from flops, not from flops / 6. The budget of N · D is C / 6: both powers are taken of that."""
+    n, _ = split(flops, A, B, alpha, beta, product=1.0)
+    return n, flops / (6 * n)
+
+
+@compute_optimal.near_miss("balance-without-its-exponent")
+def _(flops, A, B, alpha, beta):
+    """The balance αA / βB is used as it is. N is multiplied by G, its power 1 / (α + β)."""
+    return split(flops, A, B, alpha, beta, ratio=(alpha * A / (beta * B)) ** (alpha + beta))
+
+
+@compute_optimal.near_miss("divided-by-six-times-parameters")
+def _(flops, A, B, alpha, beta):
+    """The tokens are computed as `flops / 6 * N`, which multiplies by N. Put the divisor into brackets: `flops / (6 * N)`."""
+    n, _ = split(flops, A, B, alpha, beta)
+    return n, flops / 6 * n

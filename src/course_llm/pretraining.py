@@ -139,7 +139,7 @@ def learning_rate(step: int, peak: float, warmup: int, total: int, floor: float)
         step: counts from 0.
         peak: the highest rate; steps warmup - 1 and warmup both have it.
         warmup: number of steps on the way up, peak * (step + 1) / warmup; 0 for none.
-        total: the step at which the cosine reaches the floor.
+        total: the step at which the cosine reaches the floor; if it is `warmup`, there is no cosine.
         floor: the rate from step `total` on.
 
     Raises:

@@ -3948,3 +3948,881 @@ def latent_attention(h, weights):
 """,
     near_miss="scale-from-d_hidden",
 )
+
+wrong(
+    "low_rank_factors",
+    "float64 decomposed in float32",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError("r")
+    u, s, vh = torch.linalg.svd(w.float(), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="double-through-float32",
+)
+
+wrong(
+    "low_rank_factors",
+    "columns centred as in PCA",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError("r")
+    x = w.to(torch.promote_types(w.dtype, torch.float32))
+    x = x - x.mean(0)
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    return (u[:, :rank] * s[:rank]).to(w.dtype), vh[:rank].to(w.dtype)
+""",
+    near_miss="centred-columns",
+)
+
+wrong(
+    "low_rank_factors",
+    "QR, cut",
+    """
+def low_rank_factors(w, rank):
+    if not 1 <= rank <= min(w.shape):
+        raise ValueError("r")
+    q, r = torch.linalg.qr(w.to(torch.promote_types(w.dtype, torch.float32)))
+    return q[:, :rank].to(w.dtype), r[:rank].to(w.dtype)
+""",
+    near_miss="first-rows-of-a-qr",
+)
+
+right(
+    "low_rank_factors",
+    "projected on the first right singular vectors",
+    """
+def low_rank_factors(w, rank):
+    if not (1 <= rank <= min(*w.shape)):
+        raise ValueError(f"rank={rank}, shape={tuple(w.shape)}")
+    wide = w.to(torch.promote_types(w.dtype, torch.float32))
+    v = torch.linalg.svd(wide, full_matrices=False).Vh[:rank].mT
+    return (wide @ v).to(w), v.mT.to(w)
+""",
+)
+
+right(
+    "low_rank_factors",
+    "a quarter of the exponent on the left",
+    """
+def low_rank_factors(w, rank, share=0.25):
+    n = min(w.shape)
+    if rank < 1 or n < rank:
+        raise ValueError("low_rank_factors needs 1 <= rank <= min(shape), got %d" % rank)
+    u, s, vh = torch.linalg.svd(w.to(dtype=torch.float32 if w.element_size() < 4 else w.dtype), full_matrices=False)
+    idx = torch.argsort(s, descending=True)[:rank]
+    a = u[:, idx] * s[idx] ** share
+    b = s[idx, None] ** (1 - share) * vh[idx]
+    return a.to(w.dtype), b.to(w.dtype)
+""",
+)
+
+wrong(
+    "latent_attention",
+    "upper triangle",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).triu(), float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="sees-only-the-future",
+)
+
+wrong(
+    "latent_attention",
+    "joined, then rotated",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    k_r = (h @ weights.w_kr)[:, None].expand(-1, H, -1, -1)
+    q = apply_rope(torch.cat([split(h @ weights.w_q), split(h @ weights.w_qr)], -1), pos)
+    k = apply_rope(torch.cat([k, k_r], -1), pos)
+    scores = (q @ k.mT) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="rotated-together",
+)
+
+wrong(
+    "latent_attention",
+    "rms_norm of the latent",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    c = F.rms_norm(c, (c.shape[-1],))
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="latent-normalised",
+)
+
+wrong(
+    "latent_attention",
+    "residual inside",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float("-inf"))
+    return h + (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="residual-added",
+)
+
+wrong(
+    "latent_attention",
+    "heads not projected",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1)
+""",
+    near_miss="no-output-projection",
+)
+
+wrong(
+    "latent_attention",
+    "exp over its sum",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    e = scores.exp().tril()
+    return (e / e.sum(-1, keepdim=True) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="overflowing-softmax",
+)
+
+wrong(
+    "latent_attention",
+    "mask of -100",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), -100.0)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="mask-not-low-enough",
+)
+
+wrong(
+    "latent_attention",
+    "softmax in float32 of doubles",
+    """
+def latent_attention(h, weights):
+    b, s, d = h.shape
+    H = weights.heads
+    split = lambda x: x.reshape(b, s, H, -1).transpose(1, 2)
+    pos = torch.arange(s, device=h.device)
+    c = h @ weights.w_dkv
+    k, v = split(c @ weights.w_uk), split(c @ weights.w_uv)
+    q = split(h @ weights.w_q)
+    q_r = apply_rope(split(h @ weights.w_qr), pos)
+    k_r = apply_rope(h @ weights.w_kr, pos)
+    scores = (q @ k.mT + q_r @ k_r[:, None].mT) / math.sqrt(q.shape[-1] + q_r.shape[-1])
+    scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), float("-inf"))
+    return (F.softmax(scores, -1, dtype=torch.float32).to(v.dtype) @ v).transpose(1, 2).reshape(b, s, -1) @ weights.w_o
+""",
+    near_miss="double-through-float32",
+)
+
+right(
+    "latent_attention",
+    "absorbed",
+    """
+def latent_attention(h, weights):
+    heads = weights.heads
+    pos = torch.arange(h.size(1), device=h.device)
+    c = h @ weights.w_dkv
+    kr = apply_rope(h @ weights.w_kr, pos)
+    q = (h @ weights.w_q).unflatten(-1, (heads, -1)).transpose(1, 2)
+    qr = apply_rope((h @ weights.w_qr).unflatten(-1, (heads, -1)).transpose(1, 2), pos)
+    uk = weights.w_uk.unflatten(1, (heads, -1)).permute(1, 2, 0)
+    uv = weights.w_uv.unflatten(1, (heads, -1)).permute(1, 0, 2)
+    s = ((q @ uk) @ c[:, None].mT + qr @ kr[:, None].mT) * (q.size(-1) + qr.size(-1)) ** -0.5
+    keep = pos[:, None] >= pos
+    s = torch.where(keep, s, torch.tensor(float("-inf"), dtype=s.dtype))
+    p = torch.softmax(s, -1, dtype=torch.promote_types(s.dtype, torch.float32)).to(s.dtype)
+    return ((p @ c[:, None]) @ uv).transpose(1, 2).flatten(2) @ weights.w_o
+""",
+)
+
+right(
+    "latent_attention_absorbed",
+    "W_QK and W_VO as matrices",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    # the textbook reading: W_Q W_UK^T is one matrix per head, W_UV W_O another
+    H = weights.heads
+    d, width = weights.w_q.shape
+    d_h = width // H
+    nq, nk = h.shape[1], c.shape[1]
+    w_qk = torch.einsum("dhe,che->hdc", weights.w_q.reshape(d, H, d_h), weights.w_uk.reshape(-1, H, d_h))
+    w_vo = torch.einsum("che,heo->hco", weights.w_uv.reshape(-1, H, d_h), weights.w_o.reshape(H, d_h, d))
+    pos = torch.arange(nk - nq, nk)
+    q = h[:, None] @ w_qk
+    qr = apply_rope((h @ weights.w_qr).unflatten(-1, (H, -1)).movedim(-2, 1), pos)
+    s = (q @ c[:, None].mT + qr @ k_r[:, None].mT) * (d_h + k_r.shape[-1]) ** -0.5
+    s = s + torch.zeros(nq, nk, dtype=s.dtype).masked_fill(torch.arange(nk) > pos[:, None], -torch.inf)
+    return (s.softmax(-1) @ c[:, None] @ w_vo).sum(1)
+""",
+)
+
+right(
+    "latent_attention_absorbed",
+    "sum over the heads",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    queries, keys = h.shape[-2], c.shape[-2]
+    heads = weights.heads
+    d_h, d_r = weights.w_uk.shape[1] // heads, k_r.shape[-1]
+    start = keys - queries
+    positions = start + torch.arange(queries, device=h.device)
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=h.device).tril(start)
+    total = 0
+    for i in range(heads):
+        cols = slice(i * d_h, (i + 1) * d_h)
+        q = h @ weights.w_q[:, cols] @ weights.w_uk[:, cols].T
+        qr = apply_rope(h @ weights.w_qr[:, i * d_r:(i + 1) * d_r], positions)
+        s = (q @ c.mT + qr @ k_r.mT) / (d_h + d_r) ** 0.5
+        s = torch.where(visible, s, -torch.inf)
+        a = torch.softmax(s, dim=-1)
+        total = total + a @ c @ weights.w_uv[:, cols] @ weights.w_o[cols]
+    return total
+""",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "no scale at all",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    pass
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="unscaled",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "content scaled, rotary not",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) / math.sqrt(d_h + d_r) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    pass
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="only-content-scaled",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "rows at 0, 1, ...",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nq)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="taken-for-the-first-rows",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "one key too many",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None] + 1
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="sees-one-ahead",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "mask for a whole prompt only",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf")) if nq == nk else scores
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="only-a-square-mask",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "W_UK twice",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uk.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="w_uk-for-the-values",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "W_UK reshaped",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = q @ weights.w_uk.reshape(H, d_h, -1)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="w_uk-reshaped",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "heads not projected",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.softmax(-1)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out
+""",
+    near_miss="no-output-projection",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "exp over its sum",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    e = scores.exp()
+    p = e / e.sum(-1, keepdim=True)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="overflowing-softmax",
+)
+
+wrong(
+    "latent_attention_absorbed",
+    "softmax in float32 of doubles",
+    """
+def latent_attention_absorbed(h, c, k_r, weights):
+    b, nq, d = h.shape
+    nk = c.shape[1]
+    H = weights.heads
+    d_h = weights.w_q.shape[1] // H
+    d_r = k_r.shape[-1]
+    pos = torch.arange(nk - nq, nk, device=h.device)
+    q = (h @ weights.w_q).reshape(b, nq, H, d_h).transpose(1, 2)
+    q_r = (h @ weights.w_qr).reshape(b, nq, H, d_r).transpose(1, 2)
+    q_r = apply_rope(q_r, pos)
+    w_uk = weights.w_uk.reshape(-1, H, d_h)
+    w_uv = weights.w_uv.reshape(-1, H, d_h)
+    q_abs = torch.einsum("bhqd,chd->bhqc", q, w_uk)
+    scores = torch.einsum("bhqc,bkc->bhqk", q_abs, c) + torch.einsum("bhqr,bkr->bhqk", q_r, k_r)
+    scores = scores / math.sqrt(d_h + d_r)
+    mask = torch.arange(nk, device=h.device)[None, :] > pos[:, None]
+    scores = scores.masked_fill(mask, float("-inf"))
+    p = scores.float().softmax(-1).to(h.dtype)
+    ctx = torch.einsum("bhqk,bkc->bhqc", p, c)
+    out = torch.einsum("bhqc,chd->bqhd", ctx, w_uv).reshape(b, nq, -1)
+    return out @ weights.w_o
+""",
+    near_miss="double-through-float32",
+)
+
+right(
+    "decoupled_rope_scores",
+    "positions from the first one, in float64",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    # only distances matter: start at the first position
+    p = positions - positions[0]
+    qr = apply_rope(q_r.double(), p)
+    kr = apply_rope(k_r.double(), p)
+    s = q_c.double() @ k_c.double().mT + (qr[:, :, :, None] * kr[:, None, None]).sum(-1)
+    return (s / torch.tensor(q_c.shape[-1] + k_r.shape[-1], dtype=torch.float64).sqrt()).to(q_c.dtype)
+""",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "joined, then rotated",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q = apply_rope(torch.cat([q_c, q_r], -1), positions)
+    k = apply_rope(torch.cat([k_c, k_r[:, None].expand_as(q_r)], -1), positions)
+    return q @ k.mT / q.shape[-1] ** 0.5
+""",
+    near_miss="rotated-together",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "content alone",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q_r = apply_rope(q_r, positions)
+    k_r = apply_rope(k_r, positions).unsqueeze(1)
+    scores = q_c @ k_c.transpose(-1, -2) 
+    return scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+""",
+    near_miss="no-rotary-scores",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "divided by the width",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q_r = apply_rope(q_r, positions)
+    k_r = apply_rope(k_r, positions).unsqueeze(1)
+    scores = q_c @ k_c.transpose(-1, -2) + q_r @ k_r.transpose(-1, -2)
+    return scores / (q_c.shape[-1] + q_r.shape[-1])
+""",
+    near_miss="scale-without-the-root",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "sum of two roots",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    q_r = apply_rope(q_r, positions)
+    k_r = apply_rope(k_r, positions).unsqueeze(1)
+    scores = q_c @ k_c.transpose(-1, -2) + q_r @ k_r.transpose(-1, -2)
+    return scores / (math.sqrt(q_c.shape[-1]) + math.sqrt(q_r.shape[-1]))
+""",
+    near_miss="scale-from-two-roots",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "angles in half precision",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    d = q_r.shape[-1]
+    f = (10000.0 ** (-torch.arange(0, d, 2) / d)).to(q_r.dtype)
+    a = positions[:, None].to(q_r.dtype) * f
+    def rot(x):
+        e, o = x[..., ::2], x[..., 1::2]
+        return torch.stack([e * a.cos() - o * a.sin(), e * a.sin() + o * a.cos()], -1).flatten(-2)
+    return (q_c @ k_c.mT + rot(q_r) @ rot(k_r)[:, None].mT) / math.sqrt(q_c.shape[-1] + d)
+""",
+    near_miss="positions-in-half-precision",
+)
+
+wrong(
+    "decoupled_rope_scores",
+    "negative positions are 0",
+    """
+def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
+    positions = positions.clamp(min=0)
+    q_r = apply_rope(q_r, positions)
+    k_r = apply_rope(k_r, positions).unsqueeze(1)
+    scores = q_c @ k_c.transpose(-1, -2) + q_r @ k_r.transpose(-1, -2)
+    return scores / math.sqrt(q_c.shape[-1] + q_r.shape[-1])
+""",
+)
+
+right(
+    "LatentCache",
+    "length is a tensor",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.length = torch.tensor(0)
+    def update(self, c, k_r):
+        end = self.length + c.shape[1]
+        if end > self.c.shape[1]: raise ValueError("full")
+        self.c[:, self.length:end] = c; self.r[:, self.length:end] = k_r
+        self.length = end
+        return self.c[:, :end], self.r[:, :end]
+    def reset(self):
+        self.length = torch.tensor(0)
+""",
+)
+
+right(
+    "LatentCache",
+    "dataclass with a list of buffers",
+    """
+from dataclasses import dataclass
+@dataclass
+class LatentCache:
+    batch: int
+    max_seq: int
+    d_c: int
+    d_r: int
+    dtype: torch.dtype
+    device: torch.device
+    def __post_init__(self):
+        make = lambda width: torch.zeros((self.batch, self.max_seq, width), dtype=self.dtype, device=self.device)
+        self.store = [make(self.d_c), make(self.d_r)]
+        self.length = 0
+    def update(self, c, k_r):
+        old = self.length
+        if old + c.shape[1] > self.max_seq:
+            raise ValueError("overflow")
+        self.length = old + c.shape[1]
+        for s, x in zip(self.store, (c, k_r)):
+            s[:, old:self.length] = x
+        return tuple(s[:, :self.length] for s in self.store)
+    def reset(self):
+        self.length = 0
+""",
+)
+
+wrong(
+    "LatentCache",
+    "the last rows kept twice",
+    """
+class LatentCache:
+    def __init__(self, batch, max_seq, d_c, d_r, dtype, device):
+        self.c = torch.zeros(batch, max_seq, d_c, dtype=dtype, device=device)
+        self.k_r = torch.zeros(batch, max_seq, d_r, dtype=dtype, device=device)
+        self.max_seq = max_seq
+        self.length = 0
+    def update(self, c, k_r):
+        new = c.shape[1]
+        if self.length + new > self.max_seq:
+            raise ValueError(f"LatentCache: {self.length} + {new} > {self.max_seq}")
+        end = self.length + new
+        self.c[:, self.length:end] = c
+        self.k_r[:, self.length:end] = k_r
+        self.length = end
+        self.last = c.clone()
+        return self.c[:, :end], self.k_r[:, :end]
+    def reset(self):
+        self.length = 0
+""",
+)
+
+right(
+    "cache_elements_per_token",
+    "the kind is the message",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    if kind not in ("mha", "gqa", "mqa", "mla"):
+        raise ValueError(kind)
+    if kind == "mla":
+        if d_c is None: raise ValueError("d_c is missing")
+        if d_r is None: raise ValueError("d_r is missing")
+        return sum((d_c, d_r))
+    if kind == "mha": return cache_elements_per_token("gqa", heads, head_dim, groups=heads)
+    if kind == "mqa": return cache_elements_per_token("gqa", heads, head_dim, groups=1)
+    if groups is None: raise ValueError("groups is missing")
+    k = v = groups * head_dim
+    return k + v
+""",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "keys alone in MHA",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    if kind == "mha":
+        return heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind == "mla":
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise ValueError(f"unknown kind {kind!r}")
+""",
+)
+
+wrong(
+    "cache_elements_per_token",
+    "mla is what is left",
+    """
+def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
+    if kind == "mha":
+        return 2 * heads * head_dim
+    if kind == "gqa":
+        if groups is None:
+            raise ValueError("gqa needs groups")
+        return 2 * groups * head_dim
+    if kind == "mqa":
+        return 2 * head_dim
+    if kind not in ("mha", "gqa", "mqa"):
+        if d_c is None or d_r is None:
+            raise ValueError("mla needs d_c and d_r")
+        return d_c + d_r
+    raise ValueError(f"unknown kind {kind!r}")
+""",
+    near_miss="unknown-is-mla",
+)
+
+wrong(
+    "largest_batch",
+    "float32 tensors",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    free = memory_bytes - model_bytes
+    if free <= 0:
+        return 0
+    return int(torch.tensor(float(free)) // torch.tensor(float(seq * layers * elements_per_token * bytes_per_element)))
+""",
+    near_miss="computed-in-float32",
+)
+
+wrong(
+    "largest_batch",
+    "divided by one after the other",
+    """
+def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, bytes_per_element):
+    free = memory_bytes - model_bytes
+    if free <= 0:
+        return 0
+    return int(free // layers // elements_per_token // bytes_per_element // seq)
+""",
+    near_miss="rounded-in-between",
+)
+
+wrong(
+    "lora_forward",
+    "merged with w detached",
+    """
+def lora_forward(x, w, a, b, alpha):
+    return x @ w + (alpha / a.shape[1]) * (x @ a @ b)
+def merge_lora(w, a, b, alpha):
+    return w.detach() + (alpha / a.shape[1]) * (a @ b)
+""",
+    near_miss="merged-with-a-frozen-weight",
+)
+
+wrong(
+    "lora_forward",
+    "flattened",
+    """
+def lora_forward(x, w, a, b, alpha):
+    x = x.view(-1, x.shape[-1])
+    return x @ w + (alpha / a.shape[1]) * (x @ a @ b)
+def merge_lora(w, a, b, alpha):
+    return w + (alpha / a.shape[1]) * (a @ b)
+""",
+    near_miss="rows-flattened",
+)

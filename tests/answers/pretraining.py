@@ -2884,3 +2884,647 @@ but("compute_optimal", "a budget of 0 passes", ("flops <= 0", "flops < 0"), ("  
 but("compute_optimal", "twenty tokens per parameter", ("N = G * (flops / 6) ** (beta / (alpha + beta))", "N = (flops / 6 / 20) ** 0.5"), near_miss="twenty-tokens")
 but("compute_optimal", "best of a thousand sizes on a grid", ("    return N, flops / (6 * N)", "    N = min((10 ** (k * 0.015) for k in range(1000)), key=lambda n: A / n**alpha + B / (flops / 6 / n) ** beta)\n    return N, flops / (6 * N)"))
 also("compute_optimal", "0-d tensors in float32", ("return N, flops / (6 * N)", "return torch.tensor(N), torch.tensor(flops / (6 * N))"))
+
+wrong(
+    "train_bpe",
+    "end-of-word sign",
+    """
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("train_bpe: merges must not be negative")
+    words = [([bytes([b]) for b in w.encode("utf-8")] + [b"</w>"], n) for w, n in word_counts.items()]
+    learned = []
+    for _ in range(merges):
+        counts = {}
+        for toks, n in words:
+            for i in range(len(toks) - 1):
+                pair = (toks[i], toks[i + 1])
+                counts[pair] = counts.get(pair, 0) + n
+        if not counts:
+            break
+        best = min(counts, key=lambda p: (-counts[p], p))
+        learned.append(best)
+        new_words = []
+        for toks, n in words:
+            out, i = [], 0
+            while i < len(toks):
+                if i + 1 < len(toks) and (toks[i], toks[i + 1]) == best:
+                    out.append(toks[i] + toks[i + 1])
+                    i += 2
+                else:
+                    out.append(toks[i])
+                    i += 1
+            new_words.append((out, n))
+        words = new_words
+    return learned
+""",
+    near_miss="end-of-word-sign",
+)
+
+wrong(
+    "train_bpe",
+    "stops below 2",
+    """
+def train_bpe(word_counts, merges):
+    if merges < 0:
+        raise ValueError("train_bpe: merges must not be negative")
+    words = [([bytes([b]) for b in w.encode("utf-8")], n) for w, n in word_counts.items()]
+    learned = []
+    for _ in range(merges):
+        counts = {}
+        for toks, n in words:
+            for i in range(len(toks) - 1):
+                pair = (toks[i], toks[i + 1])
+                counts[pair] = counts.get(pair, 0) + n
+        if not counts or max(counts.values()) < 2:
+            break
+        best = min(counts, key=lambda p: (-counts[p], p))
+        learned.append(best)
+        new_words = []
+        for toks, n in words:
+            out, i = [], 0
+            while i < len(toks):
+                if i + 1 < len(toks) and (toks[i], toks[i + 1]) == best:
+                    out.append(toks[i] + toks[i + 1])
+                    i += 2
+                else:
+                    out.append(toks[i])
+                    i += 1
+            new_words.append((out, n))
+        words = new_words
+    return learned
+""",
+    near_miss="stops-at-single-pairs",
+)
+
+right(
+    "train_bpe",
+    "ids and a table",
+    """
+def train_bpe(word_counts, merges):
+    if merges < 0: raise ValueError("merges")
+    table = [bytes([i]) for i in range(256)]
+    words = [(list(w.encode()), n) for w, n in word_counts.items() if n > 0]
+    out = []
+    for _ in range(merges):
+        c = {}
+        for ids, n in words:
+            for p in zip(ids, ids[1:]): c[p] = c.get(p, 0) + n
+        if not c: break
+        best = min(c, key=lambda p: (-c[p], table[p[0]], table[p[1]]))
+        new = len(table)
+        joined = table[best[0]] + table[best[1]]
+        if joined in table: new = table.index(joined)
+        else: table.append(joined)
+        out.append((table[best[0]], table[best[1]]))
+        for ids, _ in words:
+            i = 0
+            while i < len(ids) - 1:
+                if (ids[i], ids[i + 1]) == best: ids[i:i + 2] = [new]
+                i += 1
+    return out
+""",
+)
+
+wrong(
+    "bpe_encode",
+    "joined text compared",
+    """
+def bpe_encode(word, merges):
+    toks = [bytes([b]) for b in word.encode("utf-8")]
+    for a, b in merges:
+        out, i = [], 0
+        while i < len(toks):
+            if i + 1 < len(toks) and toks[i] + toks[i + 1] == a + b:
+                out.append(a + b)
+                i += 2
+            else:
+                out.append(toks[i])
+                i += 1
+        toks = out
+    return toks
+""",
+    near_miss="compares-the-joined-text",
+)
+
+right(
+    "bpe_encode",
+    "by rank",
+    """
+def bpe_encode(word, merges):
+    # lowest rank first, as tiktoken does: every occurrence of the best pair, then again
+    rank = {}
+    for i, pair in enumerate(merges):
+        rank.setdefault(tuple(pair), []).append(i)
+    tokens = [word.encode()[i:i + 1] for i in range(len(word.encode()))]
+    done = -1
+    while True:
+        best = None
+        for pair in zip(tokens, tokens[1:]):
+            for r in rank.get(pair, ()):
+                if r > done and (best is None or r < best[0]):
+                    best = (r, pair)
+        if best is None:
+            return tokens
+        done, pair = best
+        i = 0
+        while i < len(tokens) - 1:
+            if (tokens[i], tokens[i + 1]) == pair:
+                tokens[i:i + 2] = [pair[0] + pair[1]]
+            i += 1
+""",
+)
+
+right(
+    "bpe_encode",
+    "the best rank, again and again",
+    """
+def bpe_encode(word, merges):
+    rank = {tuple(p): i for i, p in enumerate(merges)}
+    tokens = [bytes([b]) for b in word.encode()]
+    while len(tokens) > 1:
+        pair = min(zip(tokens, tokens[1:]), key=lambda p: rank.get(p, 10**9))
+        if pair not in rank: break
+        out, i = [], 0
+        while i < len(tokens):
+            if tuple(tokens[i:i + 2]) == pair: out.append(pair[0] + pair[1]); i += 2
+            else: out.append(tokens[i]); i += 1
+        tokens = out
+    return tokens
+""",
+)
+
+wrong(
+    "pack",
+    "empty documents skipped",
+    """
+def pack(documents, eos_id, block):
+    if block < 1:
+        raise ValueError("block must be at least 1")
+    stream, owner = [], []
+    for i, doc in enumerate(documents):
+        if not doc: continue
+        stream.extend(list(doc) + [eos_id])
+        owner.extend([i] * (len(doc) + 1))
+    rows = max(0, (len(stream) - 1) // block)
+    s = torch.tensor(stream, dtype=torch.int64)
+    o = torch.tensor(owner, dtype=torch.int64)
+    n = rows * block
+    return s[:n].view(rows, block), s[1:n + 1].view(rows, block), o[:n].view(rows, block)
+""",
+    near_miss="skips-empty-documents",
+)
+
+wrong(
+    "pack",
+    "end of text unless it is there",
+    """
+def pack(documents, eos_id, block):
+    if block < 1:
+        raise ValueError("block must be at least 1")
+    stream, owner = [], []
+    for i, doc in enumerate(documents):
+        stream.extend(list(doc) + ([eos_id] if not doc or doc[-1] != eos_id else []))
+        owner.extend([i] * (len(doc) + 1))
+    rows = max(0, (len(stream) - 1) // block)
+    s = torch.tensor(stream, dtype=torch.int64)
+    o = torch.tensor(owner, dtype=torch.int64)
+    n = rows * block
+    return s[:n].view(rows, block), s[1:n + 1].view(rows, block), o[:n].view(rows, block)
+""",
+)
+
+wrong(
+    "pack",
+    "each document by itself",
+    """
+def pack(documents, eos_id, block):
+    if block < 1: raise ValueError("b")
+    I, T, O = [], [], []
+    for k, d in enumerate(documents):
+        d = [*d, eos_id]
+        for i in range(0, len(d) - block, block):
+            I.append(d[i:i + block]); T.append(d[i + 1:i + block + 1]); O.append([k] * block)
+    f = lambda x: torch.tensor(x, dtype=torch.long).reshape(-1, block)
+    return f(I), f(T), f(O)
+""",
+    near_miss="rows-of-one-document",
+)
+
+right(
+    "pack",
+    "owners by a running sum",
+    """
+def pack(documents, eos_id, block):
+    if block < 1: raise ValueError("block >= 1")
+    lengths = [len(d) + 1 for d in documents]
+    stream = torch.tensor([t for d in documents for t in (*d, eos_id)], dtype=torch.int64)
+    starts = torch.zeros(len(stream), dtype=torch.int64)
+    pos = 0
+    for n in lengths[:-1]:
+        pos += n
+        starts[pos] = 1
+    owner = starts.cumsum(0)
+    rows = max(len(stream) - 1, 0) // block
+    cut = lambda x: x[: rows * block].reshape(rows, block)
+    return cut(stream), cut(stream[1:]), cut(owner)
+""",
+)
+
+wrong(
+    "learning_rate",
+    "line up to and with warmup",
+    """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0:
+        raise ValueError("step and warmup must not be negative")
+    if warmup and step <= warmup:
+        return peak * (step + 1) / warmup
+    if step >= total:
+        return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+""",
+    near_miss="above-the-peak",
+)
+
+wrong(
+    "learning_rate",
+    "1 + cos not halved",
+    """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0:
+        raise ValueError("step and warmup must not be negative")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if step >= total:
+        return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x))
+""",
+    near_miss="not-halved",
+)
+
+wrong(
+    "learning_rate",
+    "x before the branches",
+    """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0: raise ValueError("neg")
+    x = (step - warmup) / (total - warmup)
+    if step < warmup: return peak * (step + 1) / warmup
+    if step >= total: return floor
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+""",
+    near_miss="divides-by-zero-without-a-cosine",
+)
+
+right(
+    "learning_rate",
+    "the end is asked for first",
+    """
+def learning_rate(step, peak, warmup, total, floor):
+    if step < 0 or warmup < 0: raise ValueError("neg")
+    if step >= total: return floor
+    if step < warmup: return peak * (step + 1) / warmup
+    return floor + (peak - floor) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+""",
+)
+
+wrong(
+    "adamw_step",
+    "no decay",
+    """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = betas
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad ** 2
+    m_hat = m / (1 - b1 ** step)
+    v_hat = v / (1 - b2 ** step)
+    param = param - lr * m_hat / (v_hat.sqrt() + eps)
+    return param, m, v
+""",
+    near_miss="decay-left-out",
+)
+
+wrong(
+    "adamw_step",
+    "eps is 1e-8",
+    """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = betas
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad ** 2
+    m_hat = m / (1 - b1 ** step)
+    v_hat = v / (1 - b2 ** step)
+    param = (1 - lr * weight_decay) * param - lr * m_hat / (v_hat.sqrt() + 1e-8)
+    return param, m, v
+""",
+    near_miss="eps-left-out",
+)
+
+wrong(
+    "adamw_step",
+    "betas are 0.9 and 0.999",
+    """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = 0.9, 0.999
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad ** 2
+    m_hat = m / (1 - b1 ** step)
+    v_hat = v / (1 - b2 ** step)
+    param = (1 - lr * weight_decay) * param - lr * m_hat / (v_hat.sqrt() + eps)
+    return param, m, v
+""",
+    near_miss="betas-ignored",
+)
+
+wrong(
+    "adamw_step",
+    "over v",
+    """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = betas
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad ** 2
+    m_hat = m / (1 - b1 ** step)
+    v_hat = v / (1 - b2 ** step)
+    param = (1 - lr * weight_decay) * param - lr * m_hat / (v_hat + eps)
+    return param, m, v
+""",
+    near_miss="root-left-out",
+)
+
+wrong(
+    "adamw_step",
+    "up the loss",
+    """
+def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
+    if step < 1:
+        raise ValueError("step counts from 1")
+    b1, b2 = betas
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad ** 2
+    m_hat = m / (1 - b1 ** step)
+    v_hat = v / (1 - b2 ** step)
+    param = (1 - lr * weight_decay) * param + lr * m_hat / (v_hat.sqrt() + eps)
+    return param, m, v
+""",
+    near_miss="ascends",
+)
+
+wrong(
+    "clip_gradients",
+    "to norm 1",
+    """
+def clip_gradients(grads, max_norm):
+    if max_norm <= 0:
+        raise ValueError("max_norm must be above 0")
+    norm = torch.sqrt(sum((g.float() if g.dtype in (torch.float16, torch.bfloat16) else g).pow(2).sum() for g in grads))
+    if norm <= max_norm:
+        return [g.clone() for g in grads], norm
+    return [(g * (1 / norm)).to(g.dtype) for g in grads], norm
+""",
+    near_miss="scaled-to-one",
+)
+
+wrong(
+    "accumulate_gradients",
+    "gradient of the sum",
+    """
+def accumulate_gradients(model, microbatches):
+    total = sum(int((t != -100).sum()) for _, t in microbatches)
+    model.zero_grad()
+    loss_sum = 0.0
+    for x, t in microbatches:
+        logits = model(x)
+        loss = F.cross_entropy(logits.flatten(0, 1), t.flatten(), ignore_index=-100, reduction="sum") / total
+        (loss * total).backward()
+        loss_sum = loss_sum + loss.detach()
+    return loss_sum
+""",
+    near_miss="gradient-of-the-sum",
+)
+
+wrong(
+    "accumulate_gradients",
+    "shifted again",
+    """
+def accumulate_gradients(model, microbatches):
+    total = sum(int((t != -100).sum()) for _, t in microbatches)
+    model.zero_grad()
+    loss_sum = 0.0
+    for x, t in microbatches:
+        logits = model(x)[:, :-1]; t = t[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), t.flatten(), ignore_index=-100, reduction="sum") / total
+        loss.backward()
+        loss_sum = loss_sum + loss.detach()
+    return loss_sum
+""",
+    near_miss="shifted-again",
+)
+
+wrong(
+    "accumulate_gradients",
+    "softmax before cross_entropy",
+    """
+def accumulate_gradients(model, microbatches):
+    total = sum(int((t != -100).sum()) for _, t in microbatches)
+    model.zero_grad()
+    loss_sum = 0.0
+    for x, t in microbatches:
+        logits = model(x).softmax(-1)
+        loss = F.cross_entropy(logits.flatten(0, 1), t.flatten(), ignore_index=-100, reduction="sum") / total
+        loss.backward()
+        loss_sum = loss_sum + loss.detach()
+    return loss_sum
+""",
+    near_miss="softmax-before-the-loss",
+)
+
+wrong(
+    "pretrain",
+    "softmax before cross_entropy",
+    """
+def random_batch(tokens, block, batch, generator):
+    if len(tokens) <= block: raise ValueError("short")
+    i = torch.randint(len(tokens) - block, (batch, 1), generator=generator) + torch.arange(block)
+    return tokens[i], tokens[i + 1]
+def learning_rate(step, peak, warmup, total, floor):
+    if step < warmup: return peak * (step + 1) / warmup
+    if step >= total: return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    opt = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        inputs, targets = random_batch(tokens, block, batch, generator)
+        logits = model(inputs).softmax(-1)
+        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+        opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in opt.param_groups:
+            group["lr"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)
+        opt.step()
+        losses.append(loss.item())
+    return losses
+""",
+    near_miss="softmax-before-the-loss",
+)
+
+wrong(
+    "pretrain",
+    "no step",
+    """
+def random_batch(tokens, block, batch, generator):
+    if len(tokens) <= block: raise ValueError("short")
+    i = torch.randint(len(tokens) - block, (batch, 1), generator=generator) + torch.arange(block)
+    return tokens[i], tokens[i + 1]
+def learning_rate(step, peak, warmup, total, floor):
+    if step < warmup: return peak * (step + 1) / warmup
+    if step >= total: return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    opt = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        inputs, targets = random_batch(tokens, block, batch, generator)
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+        opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in opt.param_groups:
+            group["lr"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)
+        pass
+        losses.append(loss.item())
+    return losses
+""",
+    near_miss="weights-do-not-move",
+)
+
+wrong(
+    "pretrain",
+    "cleared before the step",
+    """
+def random_batch(tokens, block, batch, generator):
+    if len(tokens) <= block: raise ValueError("short")
+    i = torch.randint(len(tokens) - block, (batch, 1), generator=generator) + torch.arange(block)
+    return tokens[i], tokens[i + 1]
+def learning_rate(step, peak, warmup, total, floor):
+    if step < warmup: return peak * (step + 1) / warmup
+    if step >= total: return floor
+    x = (step - warmup) / (total - warmup)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * x)) / 2
+def pretrain(model, tokens, steps, batch, block, peak_lr, warmup, generator):
+    opt = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        inputs, targets = random_batch(tokens, block, batch, generator)
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+        opt.zero_grad()
+        loss.backward(); opt.zero_grad()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in opt.param_groups:
+            group["lr"] = learning_rate(step, peak_lr, warmup, steps, peak_lr / 10)
+        opt.step()
+        losses.append(loss.item())
+    return losses
+""",
+    near_miss="weights-do-not-move",
+)
+
+wrong(
+    "fit_chinchilla",
+    "five runs refused",
+    """
+def fit_chinchilla(parameters, tokens, loss):
+    if len(loss) < 6 or min(parameters.min(), tokens.min(), loss.min()) <= 0:
+        raise ValueError("bad runs")
+    n, d, l = (t.double() for t in (parameters, tokens, loss))
+    mn, md = n.log().mean(), d.log().mean()
+    x, y, t = n.log() - mn, d.log() - md, l.log()
+    best = None
+    for a0 in (0.2, 0.4, 0.6):
+        for e0 in (0.3, 0.6, 0.9):
+            p = torch.tensor([math.log(e0) + float(t.min()), float(t.mean()) - 1.5, float(t.mean()) - 1.5, a0, a0], dtype=torch.float64, requires_grad=True)
+            opt = torch.optim.LBFGS([p], max_iter=500, tolerance_change=1e-14, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+            def f():
+                opt.zero_grad()
+                pred = torch.logsumexp(torch.stack([p[0].expand_as(t), p[1] - p[3] * x, p[2] - p[4] * y]), 0)
+                o = F.huber_loss(pred, t, delta=1e-3, reduction="sum") * 1e3
+                o.backward()
+                return o
+            opt.step(f)
+            o = float(f())
+            if best is None or o < best[0]: best = (o, p.detach().clone())
+    e, a, b, al, be = best[1].tolist()
+    return math.exp(e), math.exp(a + al * float(mn)), math.exp(b + be * float(md)), al, be
+""",
+)
+
+wrong(
+    "parameter_count",
+    "three feed-forward matrices",
+    """
+def parameter_count(layers, d_hidden, d_ff, vocab, tied=True):
+    return layers * (4 * d_hidden ** 2 + 3 * d_hidden * d_ff) + vocab * d_hidden * (1 if tied else 2)
+def training_flops(parameters, tokens):
+    return 6 * parameters * tokens
+""",
+    near_miss="gated-feed-forward",
+)
+
+wrong(
+    "compute_optimal",
+    "N from the whole budget",
+    """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("flops must be above 0")
+    G = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+    N = G * flops ** (beta / (alpha + beta))
+    return N, flops / (6 * N)
+""",
+    near_miss="no-six-in-the-parameters",
+)
+
+wrong(
+    "compute_optimal",
+    "balance without its power",
+    """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("flops must be above 0")
+    G = (alpha * A / (beta * B)) 
+    N = G * (flops / 6) ** (beta / (alpha + beta))
+    return N, flops / (6 * N)
+""",
+    near_miss="balance-without-its-exponent",
+)
+
+wrong(
+    "compute_optimal",
+    "a bracket missing in D",
+    """
+def compute_optimal(flops, A, B, alpha, beta):
+    if flops <= 0:
+        raise ValueError("flops must be above 0")
+    G = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+    N = G * (flops / 6) ** (beta / (alpha + beta))
+    return N, flops / 6 * N
+""",
+    near_miss="divided-by-six-times-parameters",
+)
