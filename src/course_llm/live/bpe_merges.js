@@ -1,7 +1,7 @@
 // Byte-pair encoding, merge by merge, on a few words with counts.
 
 const DEFAULTS = {
-  "words": [["low", 5], ["lower", 2], ["newest", 6], ["widest", 3], ["lowest", 1]],
+  "words": [["low", 5], ["lower", 2], ["newest", 6], ["widest", 3]],
   "merges": 3
 };
 const MOST_MERGES = 30;
@@ -124,7 +124,7 @@ export default {
       const newest = learned.length ? learned[learned.length - 1].pair.join("") : null;
       rows.replaceChildren(...words.map(({ word, count, tokens }, i) => make("tr", {},
         make("th", { scope: "row" }, word), make("td", {}, String(count)),
-        make("td", { "data-testid": `tokens-${i}`, "data-value": JSON.stringify(tokens.map(textOf)) },
+        make("td", { style: "white-space:normal", "data-testid": `tokens-${i}`, "data-value": JSON.stringify(tokens.map(textOf)) },
           ...tokens.flatMap((token) => [make("span", { class: token === newest ? "token newest" : "token" }, textOf(token)), " "])))));
       learnedList.replaceChildren(...learned.map((entry) => make("li", {}, shownPair(entry))));
       learnedList.dataset.value = JSON.stringify(learned.map(({ pair }) => pair.map(textOf)));

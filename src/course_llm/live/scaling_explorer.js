@@ -6,10 +6,10 @@ const DEFAULTS = {
     "printed": { "name": "Chinchilla, as printed", "E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28 },
     "source": { "name": "Chinchilla, TeX source", "E": 1.6934, "A": 406.4, "B": 410.7, "alpha": 0.3392, "beta": 0.2849 },
     "refit": { "name": "re-fit by Besiroglu et al.", "E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658 },
-    "sweep": { "name": "this course's sweep (near 1e11 FLOPs)", "E": 2.19593, "A": 110.66, "B": 14982.2, "alpha": 0.483421, "beta": 0.763048 }
+    "sweep": { "name": "this course’s sweep (near 10¹¹ FLOPs)", "E": 2.19593, "A": 110.66, "B": 14982.2, "alpha": 0.483421, "beta": 0.763048 }
   },
   "log_flops": 23.76,
-  "log_parameters": 10.8
+  "log_parameters": 9.9
 };
 const [LEAST_LOG, MOST_LOG] = [10, 27]; // of FLOPs
 
@@ -44,11 +44,19 @@ function draw(tag, properties, ...children) {
   return node;
 }
 
+// 5.75e23 as "5.75·10²³"
+function powerOfTen(x, digits) {
+  const [size, exponent] = x.toExponential(digits - 1).split("e+");
+  return `${Number(size)}·10${Array.from(exponent, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+}
+
+const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
+
 // 32,189,860,000 as "32.2 billion"
 function words(number) {
   const names = [[1e12, " trillion"], [1e9, " billion"], [1e6, " million"], [1e3, " thousand"]];
   const [unit, name] = names.find(([size]) => number >= size) ?? [1, ""];
-  return `${Number((number / unit).toPrecision(3))}${name}`;
+  return `${short(number / unit)}${name}`;
 }
 
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [360, 210, 44, 10, 12, 36];
@@ -83,8 +91,7 @@ export default {
       return make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, cells[key].best), make("td", {}, cells[key].own));
     };
     const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "loss against parameters at the chosen budget" });
-    picture.style.width = "100%";
-    picture.style.maxWidth = "34rem";
+    picture.style.cssText = "display:block;width:100%;max-width:34rem;margin:0 auto 0.5rem";
 
     const update = () => {
       const law = get("laws")[get("law")] ?? Object.values(get("laws"))[0];
@@ -95,7 +102,7 @@ export default {
       for (const [name, point] of [["best", best], ["own", own]]) {
         const values = { ...point, ratio: point.tokens / point.parameters, loss: lossOf(law, point.parameters, point.tokens) };
         for (const [key, value] of Object.entries(values)) {
-          cells[key][name].textContent = key === "loss" ? value.toFixed(4) : words(value);
+          cells[key][name].textContent = { loss: value.toFixed(4), ratio: short(value) }[key] ?? words(value);
           cells[key][name].dataset.value = value;
         }
       }
@@ -122,13 +129,13 @@ export default {
         parts.push(draw("line", { x1: across(x), y1: axis, x2: across(x), y2: axis + 4, stroke: "currentColor" }));
         parts.push(label(across(x), axis + 16, words(10 ** x).replace(" thousand", " k").replace(" million", " M").replace(" billion", " B").replace(" trillion", " T")));
       }
-      for (const y of [low, low + (high - low) / 2, high]) parts.push(label(LEFT - 5, down(y) + 4, y.toFixed(2), "end"));
+      for (const y of [low, low + (high - low) / 2, high]) parts.push(label(LEFT - 5, down(y) + 4, y.toFixed(high - low < 0.1 ? 4 : 2), "end"));
       parts.push(label((LEFT + WIDTH) / 2, HEIGHT - 3, "parameters"), label(LEFT + 4, TOP, "loss", "start"));
       parts.push(draw("circle", { cx: across(centre), cy: down(low), r: 5, fill: "var(--live-2)" }));
       const mine = lossOf(law, own.parameters, own.tokens);
       const inside = Math.abs(Math.log10(own.parameters) - centre) <= 2 && mine <= high;
       if (inside) {
-        parts.push(draw("circle", { cx: across(Math.log10(own.parameters)), cy: down(mine), r: 5, fill: "none", stroke: "var(--live-4)", "stroke-width": 2.5 }));
+        parts.push(draw("circle", { cx: across(Math.log10(own.parameters)), cy: down(mine), r: 8, fill: "none", stroke: "var(--live-4)", "stroke-width": 2.5 }));
       }
       picture.replaceChildren(...parts);
     };
@@ -137,11 +144,12 @@ export default {
     el.append(
       make("div", { class: "controls" },
         make("label", {}, make("span", {}, "law"), choice),
-        slider("log_flops", "budget, FLOPs", LEAST_LOG, MOST_LOG, 0.01, (flops) => flops.toExponential(2)),
+        slider("log_flops", "budget, FLOPs", LEAST_LOG, MOST_LOG, 0.01, (flops) => powerOfTen(flops, 3)),
         slider("log_parameters", "your model, parameters", 3, 13, 0.01, words)),
       picture,
       make("div", { class: "scroll" }, make("table", {},
-        make("thead", {}, make("tr", {}, ...["", "● best for the budget", "○ your model"].map((name) => make("th", { scope: "col" }, name)))),
+        make("thead", {}, make("tr", {}, make("th"), ...[["●", "--live-2", " best for the budget"], ["○", "--live-4", " your model"]].map(
+          ([sign, colour, name]) => make("th", { scope: "col" }, make("span", { style: `color:var(${colour})` }, sign), name)))),
         make("tbody", {}, row("parameters N", "parameters"), row("tokens D", "tokens"), row("tokens per parameter", "ratio"), row("loss", "loss")))));
     for (const key of ["law", "laws", "log_flops", "log_parameters"]) model.on(`change:${key}`, update);
     update();

@@ -46,6 +46,12 @@ function byBudget(runs) {
 
 // ---- elements ----
 
+// 5.75e23 as "5.75·10²³"
+function powerOfTen(x, digits) {
+  const [size, exponent] = x.toExponential(digits - 1).split("e+");
+  return `${Number(size)}·10${Array.from(exponent, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+}
+
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
@@ -92,8 +98,9 @@ export default {
     const least = make("span", { "data-testid": "least" });
     const share = make("span", { "data-testid": "share" });
     const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "the runs' losses against parameters, and the law's curve for each budget" });
-    picture.style.width = "100%";
-    picture.style.maxWidth = "34rem";
+    picture.style.cssText = "flex:100 1 16rem;min-width:0;max-width:34rem";
+    // narrow enough for one budget a line beside the picture; below it, on a phone, they share lines
+    const legend = make("p", { style: "flex:1 1 8rem;margin:0" });
 
     const update = () => {
       const runs = get("runs");
@@ -133,22 +140,23 @@ export default {
         for (const [parameters, , loss] of group) {
           parts.push(draw("circle", { cx: across(Math.log10(parameters)), cy: down(loss), r: 4, fill: colour }));
         }
-        const [parameters, , loss] = group[group.length - 1];
-        parts.push(label(Math.min(across(Math.log10(parameters)), WIDTH - 40), down(loss) - 8, flops.toExponential(1)));
       });
       picture.replaceChildren(...parts);
+      legend.replaceChildren(make("span", { style: "white-space:nowrap" }, "budget in FLOPs:"), " ", ...byBudget(runs).flatMap(({ flops }, i) => [
+        make("span", { style: "white-space:nowrap" }, make("span", { style: `color:var(--live-${(i % 5) + 1})` }, "●"), ` ${powerOfTen(flops, 2)}`), " "]));
     };
 
+    const factor = (value) => (10 ** value).toLocaleString("en", { maximumSignificantDigits: 3 });
     el.classList.add("live-figure");
     el.append(
       make("div", { class: "controls" },
         slider("E", "E", 0, 3, 0.01, (value) => value.toFixed(2)),
-        slider("log_A", "A", 0, 6, 0.01, (value) => (10 ** value).toPrecision(3)),
+        slider("log_A", "A", 0, 6, 0.01, factor),
         slider("alpha", "α", 0.05, 1.2, 0.005, (value) => value.toFixed(3)),
-        slider("log_B", "B", 0, 8, 0.01, (value) => (10 ** value).toPrecision(3)),
+        slider("log_B", "B", 0, 8, 0.01, factor),
         slider("beta", "β", 0.05, 1.2, 0.005, (value) => value.toFixed(3))),
-      picture,
-      make("p", { "aria-live": "polite" }, "mean Huber loss of log L, in millionths: ", error, " (the best fit has ", least, "); best size grows as C^", share),
+      make("div", { style: "display:flex;flex-wrap:wrap;gap:0.5rem 1rem;align-items:center" }, picture, legend),
+      make("p", { "aria-live": "polite" }, "mean Huber loss of log L, in millionths: ", error, " (the best fit has ", least, "); best size grows as C", make("sup", {}, share)),
       make("div", { class: "buttons" },
         make("button", { type: "button", "data-testid": "take-fit", onclick: () => setAll(get("fit")) }, "show the best fit"),
         make("button", { type: "button", "data-testid": "reset", onclick: () => setAll(Object.fromEntries(UNKNOWN.map((key) => [key, DEFAULTS[key]]))) }, "start again")));
