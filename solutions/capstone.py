@@ -46,7 +46,7 @@ from course_llm.weights import LatentLayerWeights, LayerWeights, ModelWeights
 # - `update(layer, *rows)` takes one tensor or several, `(..., new, width)` each, whose second to last axis is the new tokens.
 #   It stores them behind those that this layer holds and returns a **tuple** of as many tensors: all rows of the layer
 #   so far, oldest first. A tuple also when one tensor came.
-# - The room for all `max_seq` tokens is allocated when a layer gets its **first** rows, in their dtype and on their device. The cache
+# - The room for all `max_seq` tokens is allocated when a layer gets its **first** rows, each tensor in its own dtype and on its device. The cache
 #   holds this and nothing else. One layer may hold keys and values, the next one latents.
 # - `length` is an int: the tokens that **all** layers hold. A step passes through the layers one after the other; until
 #   the last one has its rows, `length` is what it was before the step.

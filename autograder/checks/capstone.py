@@ -141,10 +141,10 @@ def _(g: Gen):
             fill(s, cache, *step)
 
     yield scenario(run).says("keys and values of 3 layers: a prompt, two tokens, a chunk")
-    latents = [g.randn(2, new, 5, dtype=F64) for new in (3, 1, 2)]
+    latents = [g.randn(2, new, 5, dtype=F64) for new in (1, 3, 1, 2)]  # one row first: it fits in any number
 
     def one(s: Subject) -> None:
-        cache = s.new("ModelCache", 1, 6)
+        cache = s.new("ModelCache", 1, 7)
         for rows in latents:
             s.method(cache, "update", 0, rows)
 
@@ -166,6 +166,14 @@ def _(g: Gen):
             fill(s, cache, *step)
 
     yield scenario(kinds).says("keys and values in one layer, latents in the next")
+    both = [(g.randn(1, 2, new, 4), g.randn(1, 2, new, 4, dtype=F64)) for new in (2, 1)]
+
+    def dtypes(s: Subject) -> None:
+        cache = s.new("ModelCache", 1, 4)
+        for rows in both:
+            s.method(cache, "update", 0, *rows)
+
+    yield scenario(dtypes).says("two tensors of different dtypes")
 
 
 @ModelCache.group("length", share=1)
@@ -395,6 +403,40 @@ class _(_Cache):
         return found[0] if len(found) == 1 else found
 
 
+@ModelCache.near_miss("last-row-refused")
+class _(_Cache):
+    """The last free row is refused: length + new may be max_seq, only more does not fit."""
+
+    def update(self, layer, *rows):
+        if self._lengths[layer] + rows[0].shape[-2] >= self.max_seq:
+            raise ValueError(f"ModelCache.update needs at most max_seq={self.max_seq} tokens")
+        return super().update(layer, *rows)
+
+
+@ModelCache.near_miss("tokens-on-the-third-axis")
+class _(_Cache):
+    """The tokens are counted on axis 2, where keys and values of all heads have them: a latent has no heads. Count on the second to last axis, -2."""
+
+    def update(self, layer, *rows):
+        start, new = self._lengths[layer], rows[0].shape[2]
+        if start + new > self.max_seq:
+            raise ValueError(f"ModelCache.update needs at most max_seq={self.max_seq} tokens")
+        if not self._buffers[layer]:
+            self._buffers[layer] = tuple(r.new_empty(*r.shape[:-2], self.max_seq, r.shape[-1]) for r in rows)
+        for buffer, r in zip(self._buffers[layer], rows, strict=True):
+            buffer[..., start : start + new, :] = r
+        self._lengths[layer] = start + new
+        return tuple(buffer[..., : start + new, :] for buffer in self._buffers[layer])
+
+
+@ModelCache.near_miss("dtype-of-the-first")
+class _(_Cache):
+    """All tensors of a layer are kept in the dtype of the first: each has its own."""
+
+    def update(self, layer, *rows):
+        return super().update(layer, *(r.to(rows[0].dtype) for r in rows))
+
+
 # ---- attention_step
 
 attention_step = Exercise("attention_step", ref, see="capstone-attention")
@@ -533,11 +575,14 @@ def attention_with(
     rotate_values: bool = False,
     epsilon: float | None = 1e-5,
     rotate: Callable = rope_at,
+    scales: Callable = lambda q_scale, k_scale: (q_scale, k_scale),
+    norm_values: bool = False,
+    project: Callable = lambda rows, w_o: rows @ w_o,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     past = start(cache.length)
     q, k, v = x @ weights.w_q, x @ weights.w_k, x @ weights.w_v
-    q_scale, k_scale = weights.q_norm, weights.k_norm
+    q_scale, k_scale = scales(weights.q_norm, weights.k_norm)
     if norm_width:
         q, k = (rms(t, s.repeat(heads)) for t, s in ((q, q_scale), (k, k_scale)))
         norm = False
@@ -545,14 +590,17 @@ def attention_with(
     if not norm_scale:
         q_scale, k_scale = torch.ones_like(q_scale), torch.ones_like(k_scale)
     if norm and not norm_last:
-        q, k = rms(q, q_scale, epsilon), rms(k, k_scale, epsilon)
+        q = q if q_scale is None else rms(q, q_scale, epsilon)
+        k = k if k_scale is None else rms(k, k_scale, epsilon)
     q, k = rotate(q, past), rotate(k, past)
     if norm_last:
         q, k = rms(q, q_scale), rms(k, k_scale)
     if rotate_values:
         v = rope_at(v, past)
+    if norm_values:
+        v = rms(v, k_scale)
     k, v = cache.update(index, k, v)
-    return merge_heads(attend(q, k, v)) @ weights.w_o
+    return project(merge_heads(attend(q, k, v)), weights.w_o)
 
 
 def rms(x: Tensor, scale: Tensor, epsilon: float | None = 1e-5) -> Tensor:
@@ -584,6 +632,69 @@ def _(x, layer, heads, cache, index):
 def _(x, layer, heads, cache, index):
     """Queries and keys are not normed. This model has an RMSNorm on each head's queries and keys, before the rotation."""
     return attention_with(x, layer, heads, cache, index, norm=False)
+
+
+@attention_step.near_miss("keys-alone-normed")
+def _(x, layer, heads, cache, index):
+    """The queries are not normed, only the keys are: this model has an RMSNorm on both, with the scales `q_norm` and `k_norm`."""
+    return attention_with(x, layer, heads, cache, index, scales=lambda q, k: (None, k))
+
+
+@attention_step.near_miss("queries-alone-normed")
+def _(x, layer, heads, cache, index):
+    """The keys are not normed, only the queries are: this model has an RMSNorm on both, with the scales `q_norm` and `k_norm`."""
+    return attention_with(x, layer, heads, cache, index, scales=lambda q, k: (q, None))
+
+
+@attention_step.near_miss("one-scale-for-both")
+def _(x, layer, heads, cache, index):
+    """Queries and keys are normed with the same scale: keys have their own, `k_norm`."""
+    return attention_with(x, layer, heads, cache, index, scales=lambda q, k: (q, q))
+
+
+@attention_step.near_miss("scales-swapped")
+def _(x, layer, heads, cache, index):
+    """The scales have changed places: `q_norm` belongs to the queries, `k_norm` to the keys."""
+    return attention_with(x, layer, heads, cache, index, scales=lambda q, k: (k, q))
+
+
+@attention_step.near_miss("values-normed-too")
+def _(x, layer, heads, cache, index):
+    """The values are normed, too: this model norms queries and keys alone."""
+    return attention_with(x, layer, heads, cache, index, norm_values=True)
+
+
+@attention_step.near_miss("no-positions")
+def _(x, layer, heads, cache, index):
+    """Nothing is rotated, so that the order of the tokens is lost: queries and keys are rotated by their positions."""
+    return attention_with(x, layer, heads, cache, index, rotate=lambda rows, start: rows)
+
+
+@attention_step.near_miss("keys-alone-rotated")
+def _(x, layer, heads, cache, index):
+    """The keys are rotated and the queries are not: a score depends on a distance only when both are."""
+    past = cache.length
+    q, k, v = (split_heads(x @ w, heads) for w in (layer.w_q, layer.w_k, layer.w_v))
+    k, v = cache.update(index, rope_at(rms(k, layer.k_norm), past), v)
+    return merge_heads(cached_attention(rms(q, layer.q_norm), k, v)) @ layer.w_o
+
+
+@attention_step.near_miss("norms-its-rows-again")
+def _(x, layer, heads, cache, index):
+    """`norm1` is applied here, but x comes behind it already: whoever calls this norms the rows."""
+    return attention_with(rms(x, layer.norm1), layer, heads, cache, index)
+
+
+@attention_step.near_miss("adds-the-residual")
+def _(x, layer, heads, cache, index):
+    """x is added to the result: return what the attention gives, and leave the sum to whoever calls this."""
+    return x + attention_with(x, layer, heads, cache, index)
+
+
+@attention_step.near_miss("no-output-projection")
+def _(x, layer, heads, cache, index):
+    """The merged heads come back as they are: multiply them with `w_o`."""
+    return attention_with(x, layer, heads, cache, index, project=lambda rows, w_o: rows)
 
 
 @attention_step.near_miss("norm-over-all-heads")
@@ -650,6 +761,12 @@ def _(x, layer, heads, cache, index):
 def _(x, layer, heads, cache, index):
     """The norms have another epsilon, torch's default perhaps: in this model it is 1e-5, and small rows tell the difference."""
     return attention_with(x, layer, heads, cache, index, epsilon=None)
+
+
+@attention_step.near_miss("smaller-epsilon")
+def _(x, layer, heads, cache, index):
+    """The norms have the epsilon 1e-6, as many models do: in this one it is 1e-5, and small rows tell the difference."""
+    return attention_with(x, layer, heads, cache, index, epsilon=1e-6)
 
 
 @attention_step.near_miss("ignores-the-index")
@@ -771,6 +888,8 @@ def _(g: Gen):
     w_k, w_v = g.randn(6, 4), g.randn(6, 4)
     for d_c in (0, 7, -1):
         yield call(w_k, w_v, d_c).of("latent_factors").raises(ValueError).says(f"d_c = {d_c} of 6")
+    narrow = call(g.randn(6, 2), g.randn(6, 2), 5).of("latent_factors")
+    yield narrow.raises(ValueError).says("d_c = 5, with 6 rows and 2 + 2 columns")
 
 
 @latent_attention_step.group("cost", share=2)
@@ -812,10 +931,11 @@ def latent_with(
     norm_last: bool = False,
     scale: Callable | None = None,
     attend: Callable = cached_attention,
+    latent: Callable = lambda c: c,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     past = cache.length
-    (c,) = cache.update(index, x @ layer.w_dkv)
+    (c,) = cache.update(index, latent(x @ layer.w_dkv))
     q, k, v = (split_heads(t, heads) for t in (x @ layer.w_q, c @ layer.w_uk, c @ layer.w_uv))
     if not norm_last:
         q = rms(q, layer.q_norm)
@@ -932,6 +1052,59 @@ def _(w_k, w_v, d_c):
     return u[:, :d_c], w_uk, w_uv
 
 
+@latent_attention_step.near_miss("singular-values-twice", of="latent_factors")
+def _(w_k, w_v, d_c):
+    """The singular values are in both factors, so that the product has their squares: give them to one, or their square roots to both."""
+    w_dkv, w_uk, w_uv = ref.latent_factors(w_k, w_v, d_c)
+    s = torch.linalg.svdvals(torch.cat((w_k, w_v), dim=1))[:d_c]
+    return w_dkv * s, w_uk, w_uv
+
+
+@latent_attention_step.near_miss("smallest-singular-values", of="latent_factors")
+def _(w_k, w_v, d_c):
+    """The smallest singular values are kept: they come in descending order, and the first d_c carry the most."""
+    if not 1 <= d_c <= min(w_k.shape[0], 2 * w_k.shape[1]):
+        raise ValueError(f"latent_factors needs 1 <= d_c <= {min(w_k.shape[0], 2 * w_k.shape[1])}, got {d_c}")
+    u, s, vh = torch.linalg.svd(torch.cat((w_k, w_v), dim=1), full_matrices=False)
+    w_uk, w_uv = vh[-d_c:].chunk(2, dim=1)
+    return u[:, -d_c:] * s[-d_c:], w_uk, w_uv
+
+
+@latent_attention_step.near_miss("keys-for-values", of="latent_factors")
+def _(w_k, w_v, d_c):
+    """The two factors that expand have changed places: `w_uk` gives the keys and comes before `w_uv`."""
+    w_dkv, w_uk, w_uv = ref.latent_factors(w_k, w_v, d_c)
+    return w_dkv, w_uv, w_uk
+
+
+@latent_attention_step.near_miss("bound-of-the-rows", of="latent_factors")
+def _(w_k, w_v, d_c):
+    """d_c is compared with d_hidden alone: `[w_k | w_v]` has 2 · width columns, and no rank above that either."""
+    if not 1 <= d_c <= w_k.shape[0]:
+        raise ValueError(f"latent_factors needs 1 <= d_c <= {w_k.shape[0]}, got {d_c}")
+    u, s, vh = torch.linalg.svd(torch.cat((w_k, w_v), dim=1), full_matrices=False)
+    w_uk, w_uv = vh[:d_c].chunk(2, dim=1)
+    return u[:, :d_c] * s[:d_c], w_uk, w_uv
+
+
+@latent_attention_step.near_miss("norms-the-latent")
+def _(x, layer, heads, cache, index):
+    """The latent is normed, as DeepSeek's models do: this one caches x · w_dkv as it is."""
+    return latent_with(
+        x, layer, heads, cache, index, latent=lambda c: F.rms_norm(c, c.shape[-1:], None, 1e-5)
+    )
+
+
+@latent_attention_step.near_miss("expands-new-latents-alone")
+def _(x, layer, heads, cache, index):
+    """Keys and values are expanded from the new latents alone: expand what the cache returns, the latents of all tokens."""
+    past, c = cache.length, x @ layer.w_dkv
+    cache.update(index, c)
+    q, k, v = (split_heads(t, heads) for t in (x @ layer.w_q, c @ layer.w_uk, c @ layer.w_uv))
+    q, k = rope_at(rms(q, layer.q_norm), past), rope_at(rms(k, layer.k_norm), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+
 @latent_attention_step.near_miss("any-rank", of="latent_factors")
 def _(w_k, w_v, d_c):
     """A d_c that no approximation has, 0 or more than the matrix has rows, is taken: raise a ValueError."""
@@ -1035,14 +1208,17 @@ def step_with(
     every_row: bool = False,
     scale: float = 1.0,
     adds_to_normed: bool = False,
+    attention_residual: bool = True,
+    layers: slice = slice(None),
     rms: Callable = rms,
 ) -> Tensor:
     """The reference in small steps, each of which a near-miss gets wrong."""
     x = weights.embedding[ids] * scale
-    for index, w in enumerate(weights.layers):
+    for index, w in enumerate(weights.layers[layers]):
         attend = ref.latent_attention_step if isinstance(w, LatentLayerWeights) else ref.attention_step
         mixed = attend(rms(x, w.norm1) if norm1 else x, w, weights.heads, cache, index_of(index))
-        old, x = x, (rms(x, w.norm1) if adds_to_normed else x) + mixed
+        kept = x if attention_residual else 0
+        old, x = x, (rms(x, w.norm1) if adds_to_normed else kept) + mixed
         source = old if parallel else x
         x = rms(x, w.norm2) if adds_to_normed else x
         x = (x if residual else 0) + gelu((rms(source, w.norm2) if norm2 else source) @ w.w_up) @ w.w_down
@@ -1076,6 +1252,37 @@ def _(weights, ids, cache):
     return step_with(weights, ids, cache, residual=False)
 
 
+@decoder_step.near_miss("attention-without-residual")
+def _(weights, ids, cache):
+    """The attention's output replaces the residual stream: both parts of a layer add to it."""
+    return step_with(weights, ids, cache, attention_residual=False)
+
+
+@decoder_step.near_miss("first-norm-twice")
+def _(weights, ids, cache):
+    """Both parts of a layer read through `norm1`: the feed-forward network has a norm of its own, `norm2`."""
+    layers = tuple(dataclasses.replace(w, norm2=w.norm1) for w in weights.layers)
+    return step_with(dataclasses.replace(weights, layers=layers), ids, cache)
+
+
+@decoder_step.near_miss("last-token-alone")
+def _(weights, ids, cache):
+    """Only the last new token goes through the layers: the others are not cached then, and those behind cannot see them. Take the last row behind the layers."""
+    return step_with(weights, ids[:, -1:], cache)
+
+
+@decoder_step.near_miss("last-layer-left-out")
+def _(weights, ids, cache):
+    """The last layer is left out: go through all of `weights.layers`."""
+    return step_with(weights, ids, cache, layers=slice(-1))
+
+
+@decoder_step.near_miss("probabilities")
+def _(weights, ids, cache):
+    """These are probabilities: return the logits, without a softmax."""
+    return step_with(weights, ids, cache).softmax(dim=-1)
+
+
 @decoder_step.near_miss("parallel-parts")
 def _(weights, ids, cache):
     """The feed-forward network reads what stood there before the attention: in this model it reads the stream with the attention's result added."""
@@ -1098,6 +1305,12 @@ def _(weights, ids, cache):
 def _(weights, ids, cache):
     """The norms have another epsilon, torch's default perhaps: in this model it is 1e-5, and small rows tell the difference."""
     return step_with(weights, ids, cache, rms=functools.partial(rms, epsilon=None))
+
+
+@decoder_step.near_miss("smaller-epsilon")
+def _(weights, ids, cache):
+    """The norms have the epsilon 1e-6, as many models do: in this one it is 1e-5, and small rows tell the difference."""
+    return step_with(weights, ids, cache, rms=functools.partial(rms, epsilon=1e-6))
 
 
 @decoder_step.near_miss("tanh-gelu")
@@ -1152,6 +1365,7 @@ def _(g: Gen):
     ):
         yield call(small_model(g), g.ints(0, 13, batch, seq), new).says(words)
     yield call(tied_model(g), torch.tensor([[2, 5], [3, 3]]), 3).says("two tokens are equally probable")
+    yield call(small_model(g, layers=1), g.ints(0, 13, 1, 600), 2).says("a prompt of 600 tokens")
 
 
 def tied_model(g: Gen) -> ModelWeights:
@@ -1205,6 +1419,10 @@ def _(g: Gen):
     """Draws from the distribution with the row's own numbers; refuses a temperature without them."""
     weights, ids = small_model(g), g.ints(0, 13, 3, 4)
     yield call(weights, ids, 6, None, 1.0, uniforms=g.rand(3, 6)).says("temperature 1")
+    flat = dataclasses.replace(
+        weights, norm=weights.norm / 4
+    )  # at a low temperature, too, more than one token is probable
+    yield call(flat, ids, 6, None, 0.5, uniforms=g.rand(3, 6)).says("temperature 0.5")
     yield call(weights, ids, 9, None, 5.0, 3, uniforms=g.rand(3, 9)).says("temperature 5, the best three")
     yield call(weights, ids, 9, None, 4.0, None, 0.6, g.rand(3, 9)).says("temperature 4, top-p 0.6")
     yield call(weights, ids, 9, None, 5.0, 5, 0.7, g.rand(3, 9)).says(
@@ -1502,3 +1720,34 @@ def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, to
     """A temperature above 0 without numbers to draw with is taken: raise a ValueError."""
     settings = (eos_id, temperature, top_k, top_p, uniforms)
     return generate_with(weights, ids, max_new_tokens, *settings, refuses=False)
+
+
+@generate_text.near_miss("greedy-at-any-temperature")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """The most probable token is taken at any temperature: above 0 draw with `sample_from_uniform`."""
+    if temperature > 0 and uniforms is None:
+        raise ValueError("generate_text needs uniforms above temperature 0")
+    return generate_with(weights, ids, max_new_tokens, eos_id)
+
+
+@generate_text.near_miss("greedy-below-one")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """The most probable token is taken below temperature 1: only temperature 0 does that, every other one draws."""
+    if temperature > 0 and uniforms is None:
+        raise ValueError("generate_text needs uniforms above temperature 0")
+    temperature = temperature if temperature >= 1 else 0.0
+    return generate_with(weights, ids, max_new_tokens, eos_id, temperature, top_k, top_p, uniforms)
+
+
+@generate_text.near_miss("zero-taken-for-none")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """An eos_id of 0 is taken for none: 0 is a token like any other, so ask whether it `is None`."""
+    settings = (temperature, top_k, top_p, uniforms)
+    return generate_with(weights, ids, max_new_tokens, eos_id or None, *settings)
+
+
+@generate_text.near_miss("new-tokens-only")
+def _(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    """Only the new tokens come back: return the prompt with the new tokens behind it."""
+    settings = (eos_id, temperature, top_k, top_p, uniforms)
+    return generate_with(weights, ids, max_new_tokens, *settings)[:, ids.shape[1] :]

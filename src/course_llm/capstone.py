@@ -51,7 +51,7 @@ class ModelCache:
     ) -> tuple[Float[Tensor, "... length _"], ...]:
         """Stores the rows of new tokens behind those that a layer holds, and returns all its rows so far.
 
-        Room for max_seq tokens is allocated when a layer gets its first rows, in their dtype, on their device,
+        Room for max_seq tokens is allocated when a layer gets its first rows, each in its own dtype, on its device,
         and is kept; nothing else is. Every token's rows are stored once.
 
         Args:

@@ -1114,3 +1114,435 @@ wrong("generate_text", "temperature behind the filters", changed(OWN_SAMPLING, (
 wrong("generate_text", "top-k is forgotten", changed(LOOP, ('temperature, top_k, top_p), uniforms', 'temperature, None, top_p), uniforms')))  # fmt: skip
 
 wrong("generate_text", "a cache that outlives the call", changed(LOOP, ('    cache = ModelCache(len(weights.layers), ids.shape[1] + max_new_tokens)\n', '    cache = CACHES.setdefault((weights.layers[0].w_q.shape, ids.shape), ModelCache(len(weights.layers), 99))\n'), ('def generate_text', 'CACHES = {}\n\n\ndef generate_text')))  # fmt: skip
+wrong(
+    "ModelCache",
+    "buffers in the first tensor's dtype",
+    """
+class ModelCache:
+    def __init__(self, layers, max_seq):
+        self.buffers = [None] * layers
+        self.counts = [0] * layers
+        self.max_seq = max_seq
+    @property
+    def length(self):
+        return min(self.counts)
+    def update(self, layer, *rows):
+        n = self.counts[layer]
+        new = rows[0].shape[-2]
+        if n + new > self.max_seq:
+            raise ValueError(f"ModelCache.update: {n + new} tokens, room for {self.max_seq}")
+        if self.buffers[layer] is None:
+            self.buffers[layer] = [rows[0].new_empty((*r.shape[:-2], self.max_seq, r.shape[-1])) for r in rows]
+        for b, r in zip(self.buffers[layer], rows):
+            b[..., n:n + new, :] = r
+        self.counts[layer] = n + new
+        return tuple(b[..., :n + new, :] for b in self.buffers[layer])
+    def reset(self):
+        self.counts = [0] * len(self.counts)
+""",
+    near_miss="dtype-of-the-first",
+)
+wrong(
+    "ModelCache",
+    "tokens counted on axis 2",
+    """
+class ModelCache:
+    def __init__(self, layers, max_seq):
+        self.buffers = [None] * layers
+        self.counts = [0] * layers
+        self.max_seq = max_seq
+    @property
+    def length(self):
+        return min(self.counts)
+    def update(self, layer, *rows):
+        n = self.counts[layer]
+        new = rows[0].shape[2]
+        if n + new > self.max_seq:
+            raise ValueError(f"ModelCache.update: {n + new} tokens, room for {self.max_seq}")
+        if self.buffers[layer] is None:
+            self.buffers[layer] = [r.new_empty((*r.shape[:-2], self.max_seq, r.shape[-1])) for r in rows]
+        for b, r in zip(self.buffers[layer], rows):
+            b[..., n:n + new, :] = r
+        self.counts[layer] = n + new
+        return tuple(b[..., :n + new, :] for b in self.buffers[layer])
+    def reset(self):
+        self.counts = [0] * len(self.counts)
+""",
+    near_miss="tokens-on-the-third-axis",
+)
+wrong(
+    "ModelCache",
+    "the last free row refused",
+    """
+class ModelCache:
+    def __init__(self, layers, max_seq):
+        self.buffers = [None] * layers
+        self.counts = [0] * layers
+        self.max_seq = max_seq
+    @property
+    def length(self):
+        return min(self.counts)
+    def update(self, layer, *rows):
+        n = self.counts[layer]
+        new = rows[0].shape[-2]
+        if n + new >= self.max_seq:
+            raise ValueError(f"ModelCache.update: {n + new} tokens, room for {self.max_seq}")
+        if self.buffers[layer] is None:
+            self.buffers[layer] = [r.new_empty((*r.shape[:-2], self.max_seq, r.shape[-1])) for r in rows]
+        for b, r in zip(self.buffers[layer], rows):
+            b[..., n:n + new, :] = r
+        self.counts[layer] = n + new
+        return tuple(b[..., :n + new, :] for b in self.buffers[layer])
+    def reset(self):
+        self.counts = [0] * len(self.counts)
+""",
+    near_miss="last-row-refused",
+)
+wrong(
+    "attention_step",
+    "nothing rotated",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="no-positions",
+)
+wrong(
+    "attention_step",
+    "the queries' norm forgotten",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="keys-alone-normed",
+)
+wrong(
+    "attention_step",
+    "the keys' norm with the queries' scale",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.q_norm.shape, layer.q_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="one-scale-for-both",
+)
+wrong(
+    "attention_step",
+    "the first norm applied again",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    x = F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5)
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="norms-its-rows-again",
+)
+wrong(
+    "attention_step",
+    "the residual added",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return x + merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="adds-the-residual",
+)
+wrong(
+    "attention_step",
+    "epsilon 1e-6",
+    """
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-6)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-6)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="smaller-epsilon",
+)
+wrong(
+    "latent_attention_step",
+    "d_c bounded by the rows alone",
+    """
+def latent_factors(w_k, w_v, d_c):
+    w = torch.cat([w_k, w_v], dim=1)
+    if not 1 <= d_c <= w.shape[0]:
+        raise ValueError(f"latent_factors: d_c must be in 1..{min(w.shape)}, got {d_c}")
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    w_dkv = u[:, :d_c] * s[:d_c]
+    w_uk, w_uv = vh[:d_c].split([w_k.shape[1], w_v.shape[1]], dim=1)
+    return w_dkv, w_uk, w_uv
+def latent_attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    q = rope_at(F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5), past)
+    (c,) = cache.update(index, x @ layer.w_dkv)
+    k, v = split_heads(c @ layer.w_uk, heads), split_heads(c @ layer.w_uv, heads)
+    k = rope_at(F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="bound-of-the-rows",
+)
+wrong(
+    "latent_attention_step",
+    "singular values in both factors",
+    """
+def latent_factors(w_k, w_v, d_c):
+    w = torch.cat([w_k, w_v], dim=1)
+    if not 1 <= d_c <= min(w.shape):
+        raise ValueError(f"latent_factors: d_c must be in 1..{min(w.shape)}, got {d_c}")
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    w_dkv = u[:, :d_c] * s[:d_c]
+    w_uk, w_uv = (s[:d_c, None] * vh[:d_c]).split([w_k.shape[1], w_v.shape[1]], dim=1)
+    return w_dkv, w_uk, w_uv
+def latent_attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    q = rope_at(F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5), past)
+    (c,) = cache.update(index, x @ layer.w_dkv)
+    k, v = split_heads(c @ layer.w_uk, heads), split_heads(c @ layer.w_uv, heads)
+    k = rope_at(F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+""",
+    near_miss="singular-values-twice",
+)
+wrong(
+    "decoder_step",
+    "probabilities",
+    """
+def decoder_step(weights, ids, cache):
+    x = weights.embedding[ids]
+    for i, layer in enumerate(weights.layers):
+        step = latent_attention_step if isinstance(layer, LatentLayerWeights) else attention_step
+        x = x + step(F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5), layer, weights.heads, cache, i)
+        x = x + F.gelu(F.rms_norm(x, layer.norm2.shape, layer.norm2, 1e-5) @ layer.w_up) @ layer.w_down
+    x = F.rms_norm(x[:, -1], weights.norm.shape, weights.norm, 1e-5)
+    return (x @ weights.embedding.T).softmax(-1)
+""",
+    near_miss="probabilities",
+)
+wrong(
+    "decoder_step",
+    "the first norm for both parts",
+    """
+def decoder_step(weights, ids, cache):
+    x = weights.embedding[ids]
+    for i, layer in enumerate(weights.layers):
+        step = latent_attention_step if isinstance(layer, LatentLayerWeights) else attention_step
+        x = x + step(F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5), layer, weights.heads, cache, i)
+        x = x + F.gelu(F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5) @ layer.w_up) @ layer.w_down
+    x = F.rms_norm(x[:, -1], weights.norm.shape, weights.norm, 1e-5)
+    return x @ weights.embedding.T
+""",
+    near_miss="first-norm-twice",
+)
+wrong(
+    "generate_text",
+    "greedy below temperature 1",
+    """
+class ModelCache:
+    def __init__(self, layers, max_seq):
+        self.buffers = [None] * layers
+        self.counts = [0] * layers
+        self.max_seq = max_seq
+    @property
+    def length(self):
+        return min(self.counts)
+    def update(self, layer, *rows):
+        n = self.counts[layer]
+        new = rows[0].shape[-2]
+        if n + new > self.max_seq:
+            raise ValueError(f"ModelCache.update: {n + new} tokens, room for {self.max_seq}")
+        if self.buffers[layer] is None:
+            self.buffers[layer] = [r.new_empty((*r.shape[:-2], self.max_seq, r.shape[-1])) for r in rows]
+        for b, r in zip(self.buffers[layer], rows):
+            b[..., n:n + new, :] = r
+        self.counts[layer] = n + new
+        return tuple(b[..., :n + new, :] for b in self.buffers[layer])
+    def reset(self):
+        self.counts = [0] * len(self.counts)
+
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+def latent_factors(w_k, w_v, d_c):
+    w = torch.cat([w_k, w_v], dim=1)
+    if not 1 <= d_c <= min(w.shape):
+        raise ValueError(f"latent_factors: d_c must be in 1..{min(w.shape)}, got {d_c}")
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    w_dkv = u[:, :d_c] * s[:d_c]
+    w_uk, w_uv = vh[:d_c].split([w_k.shape[1], w_v.shape[1]], dim=1)
+    return w_dkv, w_uk, w_uv
+def latent_attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    q = rope_at(F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5), past)
+    (c,) = cache.update(index, x @ layer.w_dkv)
+    k, v = split_heads(c @ layer.w_uk, heads), split_heads(c @ layer.w_uv, heads)
+    k = rope_at(F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+def decoder_step(weights, ids, cache):
+    x = weights.embedding[ids]
+    for i, layer in enumerate(weights.layers):
+        step = latent_attention_step if isinstance(layer, LatentLayerWeights) else attention_step
+        x = x + step(F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5), layer, weights.heads, cache, i)
+        x = x + F.gelu(F.rms_norm(x, layer.norm2.shape, layer.norm2, 1e-5) @ layer.w_up) @ layer.w_down
+    x = F.rms_norm(x[:, -1], weights.norm.shape, weights.norm, 1e-5)
+    return x @ weights.embedding.T
+
+def generate_text(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    if temperature > 0 and uniforms is None:
+        raise ValueError("generate_text: uniforms are needed above temperature 0")
+    cache = ModelCache(len(weights.layers), ids.shape[1] + max_new_tokens)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    chunk = ids
+    for t in range(max_new_tokens):
+        logits = decoder_step(weights, chunk, cache)
+        if temperature < 1:
+            new = logits.argmax(-1)
+        else:
+            new = sample_from_uniform(sampling_distribution(logits, temperature, top_k, top_p), uniforms[:, t])
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        chunk = new[:, None]
+        ids = torch.cat([ids, chunk], 1)
+        if done.all():
+            break
+    return ids
+""",
+    near_miss="greedy-below-one",
+)
+wrong(
+    "generate_text",
+    "room for 64 tokens whatever comes",
+    """
+class ModelCache:
+    def __init__(self, layers, max_seq):
+        self.buffers = [None] * layers
+        self.counts = [0] * layers
+        self.max_seq = max_seq
+    @property
+    def length(self):
+        return min(self.counts)
+    def update(self, layer, *rows):
+        n = self.counts[layer]
+        new = rows[0].shape[-2]
+        if n + new > self.max_seq:
+            raise ValueError(f"ModelCache.update: {n + new} tokens, room for {self.max_seq}")
+        if self.buffers[layer] is None:
+            self.buffers[layer] = [r.new_empty((*r.shape[:-2], self.max_seq, r.shape[-1])) for r in rows]
+        for b, r in zip(self.buffers[layer], rows):
+            b[..., n:n + new, :] = r
+        self.counts[layer] = n + new
+        return tuple(b[..., :n + new, :] for b in self.buffers[layer])
+    def reset(self):
+        self.counts = [0] * len(self.counts)
+
+def attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    k = split_heads(x @ layer.w_k, heads)
+    v = split_heads(x @ layer.w_v, heads)
+    q = F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5)
+    k = F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5)
+    q, k = rope_at(q, past), rope_at(k, past)
+    k, v = cache.update(index, k, v)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+def latent_factors(w_k, w_v, d_c):
+    w = torch.cat([w_k, w_v], dim=1)
+    if not 1 <= d_c <= min(w.shape):
+        raise ValueError(f"latent_factors: d_c must be in 1..{min(w.shape)}, got {d_c}")
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    w_dkv = u[:, :d_c] * s[:d_c]
+    w_uk, w_uv = vh[:d_c].split([w_k.shape[1], w_v.shape[1]], dim=1)
+    return w_dkv, w_uk, w_uv
+def latent_attention_step(x, layer, heads, cache, index):
+    past = cache.length
+    q = split_heads(x @ layer.w_q, heads)
+    q = rope_at(F.rms_norm(q, layer.q_norm.shape, layer.q_norm, 1e-5), past)
+    (c,) = cache.update(index, x @ layer.w_dkv)
+    k, v = split_heads(c @ layer.w_uk, heads), split_heads(c @ layer.w_uv, heads)
+    k = rope_at(F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5), 0)
+    return merge_heads(cached_attention(q, k, v)) @ layer.w_o
+
+def decoder_step(weights, ids, cache):
+    x = weights.embedding[ids]
+    for i, layer in enumerate(weights.layers):
+        step = latent_attention_step if isinstance(layer, LatentLayerWeights) else attention_step
+        x = x + step(F.rms_norm(x, layer.norm1.shape, layer.norm1, 1e-5), layer, weights.heads, cache, i)
+        x = x + F.gelu(F.rms_norm(x, layer.norm2.shape, layer.norm2, 1e-5) @ layer.w_up) @ layer.w_down
+    x = F.rms_norm(x[:, -1], weights.norm.shape, weights.norm, 1e-5)
+    return x @ weights.embedding.T
+
+def generate_text(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):
+    if temperature > 0 and uniforms is None:
+        raise ValueError("generate_text: uniforms are needed above temperature 0")
+    cache = ModelCache(len(weights.layers), 64)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    chunk = ids
+    for t in range(max_new_tokens):
+        logits = decoder_step(weights, chunk, cache)
+        if temperature == 0:
+            new = logits.argmax(-1)
+        else:
+            new = sample_from_uniform(sampling_distribution(logits, temperature, top_k, top_p), uniforms[:, t])
+        if eos_id is not None:
+            new = torch.where(done, eos_id, new)
+            done = done | (new == eos_id)
+        chunk = new[:, None]
+        ids = torch.cat([ids, chunk], 1)
+        if done.all():
+            break
+    return ids
+""",
+)
