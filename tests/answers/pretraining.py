@@ -3193,7 +3193,7 @@ def learning_rate(step, peak, warmup, total, floor):
 
 wrong(
     "adamw_step",
-    "no decay",
+    "the decay is never applied",
     """
 def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
     if step < 1:
