@@ -165,7 +165,7 @@ def new_canvas(grades: list[Grade], max_points: float, title: str) -> Written:
         ids = [says.get("canvas", ""), says.get("sis", ""), says.get("login", "")]
         if not any(ids):
             written.unknown_students.append(f"{grade.person.student}: no id of Canvas, no SIS id, no login is known")  # fmt: skip
-        rows.append([text(sortable or grade.person.student), *map(text, ids), text(says.get("section", "")), plain_number(grade.score)])  # fmt: skip
+        rows.append([text(sortable or grade.person.student), *ids, text(says.get("section", "")), plain_number(grade.score)])  # fmt: skip
         written.filled += 1
     written.data = table(rows)
     return written
@@ -184,7 +184,7 @@ def new_moodle(grades: list[Grade], title: str) -> Written:
         if not any(ids):
             written.unknown_students.append(f"{grade.person.student}: no username, ID number or address is known")  # fmt: skip
         names = [text(says.get("first", "")), text(says.get("last", ""))]
-        rows.append([text(grade.person.student), *map(text, ids), *names, plain_number(grade.score)])
+        rows.append([grade.person.student, *ids, *names, plain_number(grade.score)])
         written.filled += 1
     written.data = table(rows)
     return written
