@@ -148,8 +148,8 @@ export default {
         slider("log_parameters", "your model, parameters", 3, 13, 0.01, words)),
       picture,
       make("div", { class: "scroll" }, make("table", {},
-        make("thead", {}, make("tr", {}, make("th"), ...[["●", "--live-2", " best for the budget"], ["○", "--live-4", " your model"]].map(
-          ([sign, colour, name]) => make("th", { scope: "col" }, make("span", { style: `color:var(${colour})` }, sign), name)))),
+        make("thead", {}, make("tr", {}, make("td"), ...[["color:var(--live-2);background:currentColor", " best for the budget"], ["color:var(--live-4)", " your model"]].map(
+          ([style, name]) => make("th", { scope: "col" }, make("span", { class: "dot", style }), name)))),
         make("tbody", {}, row("parameters N", "parameters"), row("tokens D", "tokens"), row("tokens per parameter", "ratio"), row("loss", "loss")))));
     for (const key of ["law", "laws", "log_flops", "log_parameters"]) model.on(`change:${key}`, update);
     update();

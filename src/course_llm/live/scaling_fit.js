@@ -100,7 +100,7 @@ export default {
     const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "the runs' losses against parameters, and the law's curve for each budget" });
     picture.style.cssText = "flex:100 1 16rem;min-width:0;max-width:34rem";
     // narrow enough for one budget a line beside the picture; below it, on a phone, they share lines
-    const legend = make("p", { style: "flex:1 1 8rem;margin:0" });
+    const legend = make("p", { style: "flex:1 1 8rem;margin:0;display:flex;flex-wrap:wrap;gap:0 0.75rem" });
 
     const update = () => {
       const runs = get("runs");
@@ -142,8 +142,8 @@ export default {
         }
       });
       picture.replaceChildren(...parts);
-      legend.replaceChildren(make("span", { style: "white-space:nowrap" }, "budget in FLOPs:"), " ", ...byBudget(runs).flatMap(({ flops }, i) => [
-        make("span", { style: "white-space:nowrap" }, make("span", { style: `color:var(--live-${(i % 5) + 1})` }, "●"), ` ${powerOfTen(flops, 2)}`), " "]));
+      legend.replaceChildren("budget in FLOPs:", ...byBudget(runs).map(({ flops }, i) =>
+        make("span", { style: "flex:0 0 6rem" }, make("span", { class: "dot", style: `color:var(--live-${(i % 5) + 1});background:currentColor` }), ` ${powerOfTen(flops, 2)}`)));
     };
 
     const factor = (value) => (10 ** value).toLocaleString("en", { maximumSignificantDigits: 3 });
