@@ -664,6 +664,13 @@ def _(logits, ids):
     return picked.sum(-1) / max(picked.shape[1], 1)
 
 
+@sequence_log_prob.near_miss("sums-logits", see="log-softmax")
+def _(logits, ids):
+    """Raw logits are summed. They are no log-probabilities: take the log-softmax of each row first."""
+    picked = logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    return picked.float().sum(-1).to(logits.dtype)
+
+
 @sequence_log_prob.near_miss("includes-first-token")
 def _(logits, ids):
     """Every token is looked up at its own position, the first one too. The logits at t speak of token t + 1: the first
@@ -771,6 +778,9 @@ def _(g: Gen):
     """Keeps the dtype of the sums and its precision."""
     for dtype in (*HALF, torch.float64):
         yield call((3 * g.rand(4) + 0.5).to(dtype), g.tensor([2, 5, 1, 4])).says(str(dtype))
+    # the counts are no numbers of float16
+    large = call(g.tensor([20_000.0, 20_000.0], torch.float16), g.tensor([70_000, 90_000]))
+    yield large.expect(g.tensor(math.exp(0.25), torch.float16)).says("float16, large batches")
 
 
 @perplexity.group("gradient", share=1)
@@ -855,6 +865,8 @@ def _(g: Gen):
     )
     yield call(9 * g.rand() + 2, "Sjögren, β-thalassaemia, 肝臓").says("accents, Greek, Chinese")
     yield call(9 * g.rand() + 2, "Ménière").says("an accent as a character of its own")
+    eight = call(g.tensor(16 * math.log(2.0)), " ab\r\ncd ").expect(g.tensor(2.0))
+    yield eight.says("spaces at the ends and a line end of two characters")
 
 
 @bits_per_byte.group("dtypes and gradient", share=1)
@@ -1569,19 +1581,16 @@ def _(g: Gen):
         """The same in chunks of 4 and of 16."""
         at_once = {}
         for chunk in (4, 16):
-            m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, chunk)
+            # the steps may not depend on the answer: each is compared with the reference's at the same place
+            m = s.measure("chunked_cross_entropy", hidden, w_vocab, targets, chunk, backward=True)
             s.require(
                 m.largest <= max(2 * chunk * vocab, n * d_hidden), "more than `chunk` rows are held at once"
             )
-            s.require(m.held < n * vocab, "the chunks together hold (n, vocab) numbers")
             at_once[chunk] = m
+        s.require(at_once[16].held < n * vocab, "the chunks together hold (n, vocab) numbers")
         if (
             at_once[16].largest < 16 * vocab
         ):  # row by row inside a chunk, perhaps: then backward holds a chunk
-            for chunk in at_once:
-                at_once[chunk] = s.measure(
-                    "chunked_cross_entropy", hidden, w_vocab, targets, chunk, backward=True
-                )
             more = at_once[16].held - at_once[4].held
             s.require(more >= 4 * vocab, "fewer than `chunk` rows are computed at once, whatever `chunk` is")
 

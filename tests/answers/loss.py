@@ -3270,3 +3270,90 @@ def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
 """,
     near_miss="all-at-once",
 )
+
+# ---- answers that were written without sight of the checks
+wrong(
+    "sequence_log_prob",
+    "raw logits",
+    """
+def sequence_log_prob(logits, ids):
+    lp = logits[:, :-1].double()
+    return lp.gather(-1, ids[:, 1:, None]).squeeze(-1).sum(-1).to(logits.dtype)
+""",
+    near_miss="sums-logits",
+)
+wrong(
+    "perplexity",
+    "counts in half precision",
+    """
+def perplexity(nll_sums, token_counts):
+    return torch.exp(nll_sums.sum() / token_counts.to(nll_sums.dtype).sum())
+""",
+)
+wrong(
+    "bits_per_byte",
+    "line ends made one character",
+    """
+def bits_per_byte(nll_sum, text):
+    n = len(text.replace("\r\n", "\n").encode("utf-8"))
+    if n == 0: raise ValueError("empty text")
+    return (nll_sum.double() / math.log(2) / n).to(nll_sum.dtype)
+""",
+)
+wrong(
+    "chunked_cross_entropy",
+    "one row at a time, whatever the chunk",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def piece(h, w, t):
+        return F.cross_entropy((h @ w).float() if h.dtype != torch.float64 else h @ w, t, reduction="sum")
+    n = hidden.shape[0]; total = 0
+    for i in range(0, n):
+        total = total + checkpoint(piece, hidden[i:i + 1], w_vocab, targets[i:i + 1], use_reentrant=False)
+    return (total / n).to(hidden.dtype)
+""",
+)
+right(
+    "chunked_cross_entropy",
+    "row by row inside a chunk",
+    """
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    def piece(h, w, t):
+        total = 0
+        for row, y in zip(h, t):
+            x = row @ w
+            total = total + torch.logsumexp(x, 0) - x[y]
+        return total
+    n = len(hidden)
+    total = 0
+    for i in range(0, n, chunk):
+        total = total + checkpoint(piece, hidden[i:i + chunk].double(), w_vocab.double(), targets[i:i + chunk], use_reentrant=False)
+    return (total / n).to(hidden.dtype)
+""",
+)
+right(
+    "chunked_cross_entropy",
+    "gradients computed in forward",
+    """
+class _CCE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, w, t, c):
+        n = h.shape[0]
+        gh = torch.zeros_like(h, dtype=torch.float64); gw = torch.zeros_like(w, dtype=torch.float64)
+        loss = 0.0
+        for i in range(0, n, c):
+            x = (h[i:i+c].double() @ w.double()); lp = x.log_softmax(-1)
+            loss = loss - lp.gather(1, t[i:i+c, None]).sum()
+            p = lp.exp(); p[torch.arange(len(p)), t[i:i+c]] -= 1
+            p /= n
+            gh[i:i+c] = p @ w.double().T; gw += h[i:i+c].double().T @ p
+        ctx.save_for_backward(gh.to(h.dtype), gw.to(w.dtype))
+        return (loss / n).to(h.dtype)
+    @staticmethod
+    def backward(ctx, g):
+        gh, gw = ctx.saved_tensors
+        return g * gh, g * gw, None, None
+def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
+    return _CCE.apply(hidden, w_vocab, targets, chunk)
+""",
+)
