@@ -3315,24 +3315,6 @@ def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
 )
 right(
     "chunked_cross_entropy",
-    "row by row inside a chunk",
-    """
-def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
-    def piece(h, w, t):
-        total = 0
-        for row, y in zip(h, t):
-            x = row @ w
-            total = total + torch.logsumexp(x, 0) - x[y]
-        return total
-    n = len(hidden)
-    total = 0
-    for i in range(0, n, chunk):
-        total = total + checkpoint(piece, hidden[i:i + chunk].double(), w_vocab.double(), targets[i:i + chunk], use_reentrant=False)
-    return (total / n).to(hidden.dtype)
-""",
-)
-right(
-    "chunked_cross_entropy",
     "gradients computed in forward",
     """
 class _CCE(torch.autograd.Function):
