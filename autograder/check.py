@@ -20,7 +20,7 @@ from autograder.catalog import Chapter
 from autograder.inside.engine import describe_error
 from autograder.inside.worker import Cells
 from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
-from autograder.screen import not_countable
+from autograder.screen import needed, not_countable
 from autograder.spec import Exercise, Local
 from autograder.submission import Submission
 
@@ -119,7 +119,8 @@ def check_names(
     exercise = judge.exercises(chapter.stem)[name]
 
     def why_not() -> str | None:
-        return not_countable(living_cells(namespace) if sources is None else sources, exercise.functions)
+        cells = living_cells(namespace) if sources is None else sources
+        return not_countable(needed(cells, exercise.functions), exercise.functions)
 
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
         result = run_exercise(exercise, Local(namespace, why_not), PUBLIC_SEED, public=True)

@@ -1,6 +1,7 @@
 """Compares an answer with what is right: type, dtype, shape, values, in that order; says in words what differs."""
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -117,7 +118,8 @@ def _number_difference(got: Any, want: float, tolerance: Tolerance, what: str) -
             if got != got
             else f"{what} should be NaN"
         )
-    if got == want or abs(got - want) <= atol + rtol * abs(want):
+    # the tolerance around an expected infinity is infinite: only the infinity itself will do
+    if got == want or (math.isfinite(want) and abs(got - want) <= atol + rtol * abs(want)):
         return None
     return f"{what} has the wrong value"
 

@@ -24,7 +24,7 @@ from autograder.inside.engine import Raised
 from autograder.judge import GRADING_SEED, Result, run_exercise
 from autograder.remote import Worker
 from autograder.sandbox import Limits, Sandbox
-from autograder.screen import not_countable
+from autograder.screen import needed, not_countable
 from autograder.spec import BackendLost, Exercise
 from autograder.submission import Submission, SubmissionError, read_submission
 from autograder.wall import SandboxError
@@ -273,9 +273,26 @@ class _Run:
         except BackendLost as lost:
             self.close()
             return grader._nothing(entry, str(lost), attempted=True)
+        if not result.passed and not lent and (again := self._alone(entry, exercise)):
+            result = max(result, again, key=lambda found: found.fraction)
         report = report_exercise(entry, result, self.errors.get(entry.name))
         report.borrowed = pieces.borrowed(grader.chapter, self.sources, entry.functions)
         return report
+
+    def _alone(self, entry: Entry, exercise: Exercise) -> Result | None:
+        """The result without the lines that an exercise does not lead to, where only these keep its cost from being counted."""
+        part = needed(self.sources, exercise.functions)
+        if not not_countable(self.sources, exercise.functions) or not_countable(part, exercise.functions):
+            return None
+        self.close()
+        whole, errors, self.sources = self.sources, dict(self.errors), part
+        try:
+            return self._judged(exercise, self.ready_worker(entry.name))
+        except BackendLost:
+            return None
+        finally:
+            self.close()
+            self.sources, self.errors = whole, errors
 
     def _judged(self, exercise: Exercise, worker: Worker, ahead: bool = False) -> Result:
         worker.allow(self._patience(exercise.seconds))

@@ -3,7 +3,8 @@
 FLOPs, sizes of tensors and elements kept are counted by a meter in the worker, the process in which the answer runs. Values cannot be
 forged, since the worker does not know the right ones; counts can, by code that reaches for the harness (`gc`, frames, patched torch)
 or works where no meter looks (numpy). So counts are believed only of answers in plain Python and torch. This is read off the
-source; a count of other code is no count, and the cases that need one are failed with a sentence that says why.
+source; a count of other code is no count, and the cases that need one are failed with a sentence that says why. Where only the rest of
+a submission is of that kind, say a file that is written for another exercise, what is measured can be run without it (`needed`).
 """
 
 import ast
@@ -217,11 +218,12 @@ def not_countable(sources: dict[str, str], functions: Iterable[str]) -> str | No
         sources: all cells that run in the worker, by name.
         functions: what is measured; the code that it leads to must do its work where the meter sees it.
     """
-    trees = {name: tree for name, source in sources.items() if (tree := _parsed(source))}
+    trees = _trees(sources)
     own = {word for tree in trees.values() for word in _own_names(tree)}
     for name, tree in trees.items():
+        listed = _listed_names(tree)
         for node in ast.walk(tree):
-            if word := _reaching(node, own):
+            if word := _reaching(node, own, listed):
                 return _sentence(word, node, name)
     measured = _reachable(trees, functions)
     for name, node in measured:
@@ -229,6 +231,30 @@ def not_countable(sources: dict[str, str], functions: Iterable[str]) -> str | No
             if (word := _word(part)) in UNSEEN:
                 return _sentence(word, part, name)
     return None
+
+
+def needed(sources: dict[str, str], functions: Iterable[str]) -> dict[str, str]:
+    """The cells with only the lines of what functions lead to: definitions, assignments, imports, the other lines empty."""
+    trees = _trees(sources)
+    parts = {id(node) for _, node in _reachable(trees, functions)}
+    kept: dict[str, str] = {}
+    for cell, tree in trees.items():
+        lines = sources[cell].splitlines()
+        wanted: set[int] = set()
+        for node in tree.body:
+            always = isinstance(node, ast.ImportFrom) and (
+                node.module == "__future__" or node.names[0].name == "*"
+            )
+            if id(node) in parts or always:
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+                wanted.update(range(first, (node.end_lineno or node.lineno) + 1))
+        if wanted:
+            kept[cell] = "\n".join(line if i in wanted else "" for i, line in enumerate(lines, 1))
+    return kept
+
+
+def _trees(sources: dict[str, str]) -> dict[str, ast.Module]:
+    return {name: tree for name, source in sources.items() if (tree := _parsed(source))}
 
 
 def _sentence(word: str, node: ast.AST, cell: str) -> str:
@@ -275,22 +301,63 @@ def _own_names(tree: ast.Module) -> Iterator[str]:
             yield node.target.id
 
 
-def _root(node: ast.AST) -> str:
-    while isinstance(node, ast.Attribute):
+def _root(node: ast.AST, kinds: tuple = (ast.Attribute,)) -> str:
+    while isinstance(node, kinds):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _reaching(node: ast.AST, own: set[str]) -> str | None:
+def _listed_names(tree: ast.Module) -> dict[str, list[str]]:
+    """Variables that only ever run through written names, as in `for name in ("w_uk", "w_uv")`."""
+    listed: dict[str, list[str]] = {}
+    bound: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.For, ast.comprehension))
+            and (words := _written(node.iter))
+            and isinstance(node.target, ast.Name)
+        ):
+            listed.setdefault(node.target.id, []).extend(words)
+            bound[node.target.id] = bound.get(node.target.id, 0) - 1
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound[node.id] = bound.get(node.id, 0) + 1
+        elif isinstance(
+            node,
+            (ast.arg, ast.FunctionDef, ast.ClassDef, ast.alias, ast.ExceptHandler, ast.MatchAs, ast.Global),
+        ):
+            names = getattr(node, "names", None) or [
+                getattr(node, "arg", None) or getattr(node, "asname", None) or getattr(node, "name", None)
+            ]
+            for name in names:
+                bound[str(name)] = bound.get(str(name), 0) + 1
+    return {name: words for name, words in listed.items() if bound[name] == 0}
+
+
+def _written(node: ast.AST) -> list[str]:
+    """The strings of a tuple or list of nothing else, or none."""
+    items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else []
+    words = [i.value for i in items if isinstance(i, ast.Constant) and isinstance(i.value, str)]
+    return words if len(words) == len(items) else []
+
+
+def _reaching(node: ast.AST, own: set[str], listed: dict[str, list[str]]) -> str | None:
     """The word by which a node could reach the harness."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return _importing(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-        named = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else None
-        plain = isinstance(named, str) and not _private(named, set()) and named not in REACHES | {"sys"}
-        return None if plain else "getattr"
+        name = node.args[1] if len(node.args) > 1 else None
+        words = [name.value] if isinstance(name, ast.Constant) else listed.get(getattr(name, "id", ""), [])
+        plain = all(
+            isinstance(w, str) and not _private(w, set()) and w not in REACHES | {"sys"} for w in words
+        )
+        return None if words and plain else "getattr"
     if isinstance(node, ast.Attribute):
-        if node.attr in REACHES or node.attr == "sys" or (_private(node.attr, own) and _root(node) != "self"):
+        own_mode = node.attr == "eval"  # of a module: model.eval()
+        if (
+            (node.attr in REACHES and not own_mode)
+            or node.attr == "sys"
+            or (_private(node.attr, own) and getattr(node.value, "id", "") != "self")
+        ):
             return node.attr
         if (
             isinstance(node.ctx, (ast.Store, ast.Del))
@@ -343,17 +410,30 @@ def _private(name: str, own: set[str]) -> bool:
     return name.startswith("_") and name != "_" and name not in own and name not in DUNDERS
 
 
-def _reachable(trees: dict[str, ast.Module], functions: Iterable[str]) -> list[tuple[str, ast.AST]]:
-    """The top-level definitions that functions lead to, with the cell that each stands in."""
+def _bindings(trees: dict[str, ast.Module]) -> dict[str, list[tuple[str, ast.AST]]]:
+    """What each name is bound by at the top level of the cells: definitions, imports, and statements that assign to it or to a part of it."""
     found: dict[str, list[tuple[str, ast.AST]]] = {}
     for cell, tree in trees.items():
         for node in tree.body:
-            names = [node.name] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else []
-            if isinstance(node, (ast.Assign, ast.AnnAssign)):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [t.id for t in targets if isinstance(t, ast.Name)]
-            for name in names:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names = {node.name}
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = {alias.asname or alias.name.split(".")[0] for alias in node.names}
+            else:
+                names = {
+                    _root(n, (ast.Attribute, ast.Subscript))
+                    for n in ast.walk(node)
+                    if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)
+                }
+                names |= {n.name for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+            for name in names - {""}:
                 found.setdefault(name, []).append((cell, node))
+    return found
+
+
+def _reachable(trees: dict[str, ast.Module], functions: Iterable[str]) -> list[tuple[str, ast.AST]]:
+    """The top-level statements that functions lead to, with the cell that each stands in."""
+    found = _bindings(trees)
     seen: set[str] = set()
     queue, parts = list(functions), []
     while queue:

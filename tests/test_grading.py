@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from autograder import catalog, guard, judge
+from autograder import catalog, guard, judge, screen
 from autograder.catalog import Chapter
 from autograder.grading import Grader, Options
 from autograder.sandbox import Limits, Sandbox
@@ -189,7 +189,12 @@ def test_the_worker_sees_no_path_of_the_project_or_home(worker):
     assert found.error is None, found.error
     seen, environment, cwd = found.value
     assert cwd == "/tmp"
-    assert outcome(worker, "def f():\n    import os\n    return [f for _, d, n in os.walk('/grader') for f in d + n]").value == []  # gone once it is imported
+    assert (
+        outcome(
+            worker, "def f():\n    import os\n    return [f for _, d, n in os.walk('/grader') for f in d + n]"
+        ).value
+        == []
+    )  # gone once it is imported
     assert "/site/torch" in seen
     assert not {"USER", "SSH_AUTH_SOCK", "JUPYTERHUB_API_TOKEN"} & set(environment)
     assert not any(name.endswith(("nbgrader", "transformers")) for name in seen)
@@ -252,10 +257,22 @@ def test_threads_end_with_the_worker(bare):
         ("import os, signal; os.abort()", "ended|crashed|stopped"),
         ("import ctypes; ctypes.string_at(0)", "crashed"),
         ("import os; os.killpg(0, 9); os._exit(1)", "ended by itself|stopped"),
-        ("import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'x' * 100000)\n        except OSError: pass", "malformed"),
-        ("import os, struct\n    os.write(3, struct.pack('<4sIQ', b'cllm', 10, 1 << 60) + b'0' * 10)", "malformed"),
-        ("import os, struct\n    t = b'[' * 100000\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)", "malformed"),
-        ("import os, struct\n    t = b'{\"value\": {\"t\": \"tensor\", \"v\": 7}}'\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)", "malformed"),
+        (
+            "import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'x' * 100000)\n        except OSError: pass",
+            "malformed",
+        ),
+        (
+            "import os, struct\n    os.write(3, struct.pack('<4sIQ', b'cllm', 10, 1 << 60) + b'0' * 10)",
+            "malformed",
+        ),
+        (
+            "import os, struct\n    t = b'[' * 100000\n    os.write(3, struct.pack('<4sIQ', b'cllm', len(t), 0) + t)",
+            "malformed",
+        ),
+        (
+            'import os, struct\n    t = b\'{"value": {"t": "tensor", "v": 7}}\'\n    os.write(3, struct.pack(\'<4sIQ\', b\'cllm\', len(t), 0) + t)',
+            "malformed",
+        ),
     ],
 )
 def test_a_lost_worker_says_why(bare, attempt, words):
@@ -332,3 +349,73 @@ def test_a_near_miss_is_run_only_where_it_may_decide(monkeypatch):
     assert result.diagnosis is miss
     cases = len(judge.expected_cases(exercise, judge.GRADING_SEED, False))
     assert len(set(asked)) < len(exercise.near_misses) * cases / 2
+
+
+# what keeps a cost from being counted
+
+ELSEWHERE = """
+import os
+import pickle
+
+
+def save_checkpoint(path, model, optimizer, step, generator):
+    with open(path, "wb") as file:
+        pickle.dump(step, file)
+    os.replace(path, path)
+"""
+MEASURED = """
+import torch.nn.functional as F
+
+
+def total(microbatches):
+    return sum(int((targets != -100).sum()) for _, targets in microbatches)
+
+
+def accumulate_gradients(model, microbatches):
+    count, value = total(microbatches), 0.0
+    model.eval()
+    model.zero_grad()
+    for inputs, targets in microbatches:
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / count
+        loss.backward()
+        value = value + loss.detach()
+    return value
+"""
+
+
+@pytest.mark.parametrize("cells", [{"file": ELSEWHERE + MEASURED}, {"save_checkpoint": ELSEWHERE, "accumulate_gradients": MEASURED}])  # fmt: skip
+def test_what_another_exercise_needs_keeps_no_cost_from_being_counted(cells):
+    with Grader(catalog.chapter("pretraining")) as grader:
+        report = grader.grade(Submission(cells), "one", only=("accumulate_gradients",))
+        (found,) = report.exercises
+        assert found.passed, found.message
+        name = list(cells)[-1]
+        reaching = {**cells, name: cells[name].replace("model.eval()", "__import__('gc').collect()")}
+        (found,) = grader.grade(Submission(reaching), "two", only=("accumulate_gradients",)).exercises
+        assert not found.passed and "cost cannot be counted" in found.message
+
+
+def test_what_is_needed_keeps_its_lines():
+    source = 'import os\n\n@cache\ndef f(x):\n    return g(x) + N\n\ntorch.manual_seed(1)\nN = os.getpid()\nM = {}\nM["a"] = f\ndef g(x):\n    return x\ndef h():\n    return open(3)\n'
+    part = screen.needed({"cell": source}, ["f"])["cell"].split("\n")
+    assert part == ["import os", "", "@cache", "def f(x):", "    return g(x) + N", "", "", "N = os.getpid()", "", "", "def g(x):", "    return x", "", ""]  # fmt: skip
+    assert screen.needed({"cell": source}, ["absent"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("loop", "countable"),
+    [
+        ('for name in ("w_uk", "w_uv"):\n        getattr(w, name)', True),
+        ('[getattr(w, n) for n in ["w_uk"]]', True),
+        ('for name in ("w_uk", "__globals__"):\n        getattr(w, name)', False),
+        ('for name in ("w_uk",):\n        name += "x"\n        getattr(w, name)', False),
+        ("for name in given:\n        getattr(w, name)", False),
+        ("getattr(w, given)", False),
+        ("w.f.__globals__", False),
+        ("w.eval()", True),
+        ("eval(w)", False),
+    ],
+)
+def test_attributes_by_name_are_read_off_a_written_list_alone(loop, countable):
+    why = screen.not_countable({"cell": f"def f(w, given):\n    {loop}\n"}, ["f"])
+    assert (why is None) == countable
