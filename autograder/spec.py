@@ -208,7 +208,10 @@ class Subject:
         outcome = self._perform("measure", function, args, kwargs, backward=backward)
         parts = self._value(outcome)
         # counts are facts about the run, not about the answer: they take no part in the diagnosis
-        found = {"value": parts["value"], "grads": parts.pop("grads"), "detached": 0}
+        plain = clone_tree(
+            parts["value"], lambda t: t if t.dim() else t.item()
+        )  # a number is as good as its tensor
+        found = {"value": plain, "grads": parts.pop("grads"), "detached": 0}
         self.transcript[-1] = Outcome(value=found)
         if self.expected is not None:
             with contextlib.suppress(TypeError):  # an instance of a class has no place on the channel

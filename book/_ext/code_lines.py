@@ -16,7 +16,9 @@ PIECE = re.compile(
     r'(?P<token><span class="\w+">[^<\s]*</span>)|(?P<tag><[^>]*>)|(?P<space>\s+)|(?P<text>(?:&#?\w+;|[^<\s&])+)'
 )
 COMMENT = re.compile(r'(?<=\S)(\s+|<span class="w">\s+</span>)(<span class="c1">.*</span>)$')
-PROSE = re.compile(r'(?:\s*|<span class="w">\s*</span>)<span class="(?:sd|c1)">[^<]*</span>\s*')  # a line of a docstring, or of comments alone
+PROSE = re.compile(
+    r'(?:\s*|<span class="w">\s*</span>)<span class="(?:sd|c1)">[^<]*</span>\s*'
+)  # a line of a docstring, or of comments alone
 DOT, OPENED, SLASH = (
     re.compile(r'(<span class="o">\.</span>)'),
     re.compile(r'(<span class="p">[(\[{,][^<]*</span>)'),
@@ -26,7 +28,7 @@ DOT, OPENED, SLASH = (
 KEPT = re.compile(
     r'<span class="o">[^<\s]?-</span><span class="\w+">[^<\s]{1,24}</span>|<span class="\w+">(?=[^<\s]*-)[^<\s]{2,28}</span>'
 )
-LONG = 28  # characters of a word that may end a line within itself
+LONG, LINE = 28, 36  # characters of a word that may be broken, and of a part that a phone's line holds
 
 
 class LineFormatter(HtmlFormatter):
@@ -72,10 +74,10 @@ def words(line):
 
 
 def whole(word):
-    """A word that goes to the next line as a whole, or, where it is longer than a line, ends it at a good place."""
+    """A word that goes to the next line as a whole, or, where it is long, ends a line at a good place."""
     text = html.unescape(TAG.sub("", word))
     if len(text) > LONG:
-        return f'<span class="chunk">{breakable(word)}</span>'
+        return breakable(word)
     return f'<span class="kept">{word}</span>' if "-" in text[:-1] else word
 
 
@@ -84,14 +86,21 @@ def opening(space, word):
     first = re.match(r'<span class="\w+">[^<]{1,24}</span>|(?:&#?\w+;|[^<&]){1,24}$', word)
     if not space or first is None:
         return space + whole(word)
-    return f'<span class="kept">{space}{first.group()}</span>{breakable(word[first.end() :])}'
+    rest = word[first.end() :]
+    return f'<span class="kept">{space}{first.group()}</span>{breakable(rest) if rest else ""}'
 
 
 def breakable(word):
+    """A word that a line may end in: behind a bracket, or, where that is far, in front of a dot."""
     if "<" not in word:
         return SLASH.sub(r"\1<wbr>", word)
-    kept = KEPT.sub(r'<span class="kept">\g<0></span>', word)
-    return OPENED.sub(r"\1<wbr>", DOT.sub(r"<wbr>\1", kept))
+    return "<wbr>".join(
+        f'<span class="kept">{part}</span>'
+        if len(TAG.sub("", part)) <= LINE
+        else DOT.sub(r"<wbr>\1", KEPT.sub(r'<span class="kept">\g<0></span>', part))
+        for part in OPENED.sub(r"\1\n", word).split("\n")
+        if part
+    )
 
 
 def setup(app):

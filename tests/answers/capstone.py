@@ -1343,12 +1343,12 @@ def latent_attention_step(x, layer, heads, cache, index):
     k = rope_at(F.rms_norm(k, layer.k_norm.shape, layer.k_norm, 1e-5), 0)
     return merge_heads(cached_attention(q, k, v)) @ layer.w_o
 """,
-    near_miss="singular-values-twice",
 )
 wrong(
     "decoder_step",
     "probabilities",
-    """
+    ATTENTIONS
+    + """
 def decoder_step(weights, ids, cache):
     x = weights.embedding[ids]
     for i, layer in enumerate(weights.layers):
@@ -1363,7 +1363,8 @@ def decoder_step(weights, ids, cache):
 wrong(
     "decoder_step",
     "the first norm for both parts",
-    """
+    ATTENTIONS
+    + """
 def decoder_step(weights, ids, cache):
     x = weights.embedding[ids]
     for i, layer in enumerate(weights.layers):

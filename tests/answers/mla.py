@@ -4623,7 +4623,6 @@ def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
         return torch.stack([e * a.cos() - o * a.sin(), e * a.sin() + o * a.cos()], -1).flatten(-2)
     return (q_c @ k_c.mT + rot(q_r) @ rot(k_r)[:, None].mT) / math.sqrt(q_c.shape[-1] + d)
 """,
-    near_miss="positions-in-half-precision",
 )
 
 wrong(
