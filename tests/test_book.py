@@ -430,6 +430,7 @@ def test_nothing_moves_while_a_page_loads(site, browser, width):  # noqa: F811
 
 def test_a_long_page_is_laid_out_to_its_end_while_the_place_that_is_read_stays(site, page):  # noqa: F811
     page.goto(address(site, "book/masking.html") + "#finding-leaks-from-outside")
+    page.mouse.move(100, 100)
     page.wait_for_function("!document.querySelector('.bd-article > section > section:not(.laid-out)')")
     seen = '[document.documentElement.scrollHeight, document.querySelector("#finding-leaks-from-outside").getBoundingClientRect().top]'
     page.wait_for_timeout(300)

@@ -39,7 +39,8 @@ window.addEventListener("load", () => {
   document.querySelectorAll(BOXES).forEach((box) => sizes.observe(box));
 });
 
-// While nothing else is to be done, the rest of a long page is laid out, a section at a time: the scroll bar then tells its length.
+// As soon as the reader does anything, the rest of a long page is laid out, a section at a time while nothing else is to be done:
+// the scroll bar then tells its length. Before, it would only keep the page from being ready.
 const later = window.requestIdleCallback ?? setTimeout;
 const ahead = [...document.querySelectorAll(".bd-article > section > section")];
 const layOut = () => {
@@ -49,6 +50,11 @@ const layOut = () => {
   section.getBoundingClientRect();
   later(layOut);
 };
-window.addEventListener("load", () => {
-  if (CSS.supports("overflow-anchor", "auto")) later(layOut); // what the reader looks at keeps its place
-});
+const signs = ["scroll", "wheel", "pointermove", "pointerdown", "touchstart", "keydown"];
+const begin = () => {
+  signs.forEach((sign) => removeEventListener(sign, begin));
+  later(layOut);
+};
+if (CSS.supports("overflow-anchor", "auto")) { // what the reader looks at keeps its place
+  window.addEventListener("load", () => signs.forEach((sign) => addEventListener(sign, begin, { passive: true })));
+}
