@@ -208,9 +208,8 @@ class Subject:
         outcome = self._perform("measure", function, args, kwargs, backward=backward)
         parts = self._value(outcome)
         # counts are facts about the run, not about the answer: they take no part in the diagnosis
-        plain = clone_tree(
-            parts["value"], lambda t: t if t.dim() else t.item()
-        )  # a number is as good as its tensor
+        # a number is as good as its tensor
+        plain = clone_tree(parts["value"], lambda t: t if t.dim() else t.item())
         found = {"value": plain, "grads": parts.pop("grads"), "detached": 0}
         self.transcript[-1] = Outcome(value=found)
         if self.expected is not None:

@@ -1,5 +1,6 @@
 """The sandboxed grader: points, isolation, and one broken cell that costs only itself."""
 
+import math
 import os
 import textwrap
 import time
@@ -9,6 +10,7 @@ import torch
 
 from autograder import catalog, guard, judge, screen
 from autograder.catalog import Chapter
+from autograder.compare import BY_DTYPE, difference
 from autograder.grading import Grader, Options
 from autograder.sandbox import Limits, Sandbox
 from autograder.spec import BackendLost, Local
@@ -419,3 +421,8 @@ def test_what_is_needed_keeps_its_lines():
 def test_attributes_by_name_are_read_off_a_written_list_alone(loop, countable):
     why = screen.not_countable({"cell": f"def f(w, given):\n    {loop}\n"}, ["f"])
     assert (why is None) == countable
+
+
+@pytest.mark.parametrize(("got", "want", "same"), [(-90.0, -math.inf, False), (-math.inf, -math.inf, True), (1e300, math.inf, False), (math.inf, 1.0, False), (10**400, 1.0, False), (1.0, 1.0, True)])  # fmt: skip
+def test_a_finite_number_is_no_infinity(got, want, same):
+    assert (difference(got, want, BY_DTYPE) is None) == same

@@ -1,5 +1,6 @@
 """What a reader finds beside the text: notebooks, links to services, a printed book, a page that works without script."""
 
+import html
 import json
 import os
 import re
@@ -637,6 +638,19 @@ def test_a_long_line_of_code_goes_on_below_on_every_width(site, browser):  # noq
         'def scaled_dot_product_attention(\n    q: Float[Tensor, "*batch queries d_k"],\n'
     )
     context.close()
+
+
+def test_lines_of_code_keep_every_character():
+    import code_lines
+    from pygments import highlight
+    from pygments.lexers import BashLexer, PythonLexer
+
+    files = [(ROOT / "src" / "course_llm" / f"{name}.py", PythonLexer(stripnl=False)) for name in ("attention", "loss", "mla")]  # fmt: skip
+    for path, lexer in [*files, (ROOT / "scripts" / "system_packages.sh", BashLexer(stripnl=False))]:
+        source = path.read_text(encoding="utf-8")
+        shown = highlight(source, lexer, code_lines.LineFormatter())
+        assert html.unescape(re.sub(r"<[^>]*>", "", shown)).rstrip() == source.rstrip(), path
+        assert '<span class="kept">' in shown
 
 
 def test_reference_takes_docstrings_as_they_are_meant():
