@@ -28,7 +28,7 @@ from course_llm.weights import BlockWeights
 # Every row has at least one key left. Scores may be large (a thousand, say): `torch.softmax` copes with that, a plain
 # `exp` does not. `d_v` may differ from `d_k`.
 #
-# **Example.** `q = [[2, 0, 0, 0]]`, `k = [[1, 0, 0, 0], [0, 1, 0, 0]]`: the scores are 2/√4 = 1 and 0, the weights
+# **Example.** `q = [[2, 0, 0, 0]]`, `k = [[1, 0, 0, 0], [0, 1, 0, 0]]`: the scores are $2/\sqrt{4} = 1$ and 0, the weights
 # $e/(e+1) = 0.731$ and $1/(e+1) = 0.269$. With `v = [[1, 0, 3], [0, 1, 3]]` the result is `[[0.731, 0.269, 3.0]]`. With the
 # mask `[[-inf, 0]]` the first key is hidden, and the result is `[[0, 1, 3]]`.
 
@@ -111,7 +111,7 @@ def merge_heads(x):
 # axis or several, so count axes from the end.
 #
 # **Example.** One head, all four weights `[[2, 0], [0, 2]]` and both inputs `[[1, 0], [0, 1]]`: the scores of the first query
-# are 4/√2 and 0, its weights 0.944 and 0.056, the mixed value `[1.888, 0.112]` and the result `[3.777, 0.223]`.
+# are $4/\sqrt{2}$ and 0, its weights 0.944 and 0.056, the mixed value `[1.888, 0.112]` and the result `[3.777, 0.223]`.
 
 # %% exercise="multi_head_attention"
 def multi_head_attention(x_query, x_key, w_q, w_k, w_v, w_o, heads, mask=None):

@@ -53,7 +53,7 @@ from course_llm.weights import LatentLayerWeights, LayerWeights, ModelWeights
 # - When more than `max_seq` tokens would be held, `update` raises a `ValueError` and changes nothing.
 # - `reset()` forgets all tokens of all layers; the cache can be filled again, in the same memory.
 #
-# **Example**: in a cache for 2 layers that holds 3 tokens, `update(0, k, v)` with one new token returns 4 rows each, and `length`
+# **Example.** In a cache for 2 layers that holds 3 tokens, `update(0, k, v)` with one new token returns 4 rows each, and `length`
 # is still 3. After `update(1, k, v)` it is 4.
 
 # %% exercise="ModelCache"
@@ -110,10 +110,11 @@ class ModelCache:
 # 4. store keys and values, `cache.update(index, k, v)`; the keys are stored normed and rotated;
 # 5. attend causally from the new rows to all rows so far, scale $1/\sqrt{\text{head\_dim}}$; merge the heads; multiply with `w_o`.
 #
-# `heads · head_dim` may differ from `d_hidden`. **Cost**: with width = heads · head_dim at most
-# 8 · new · d_hidden · width + 4 · new · keys · width FLOPs per row of the batch, where keys are all tokens so far.
+# `heads · head_dim` may differ from `d_hidden`.
 #
-# **Example**: a prompt of 5 tokens, then one token: the second call computes one row of queries, at position 5, on 6 keys.
+# **Cost.** With width = heads · head_dim at most 8 · new · d_hidden · width + 4 · new · keys · width FLOPs per row of the batch, where keys are all tokens so far.
+#
+# **Example.** A prompt of 5 tokens, then one token: the second call computes one row of queries, at position 5, on 6 keys.
 
 # %% exercise="attention_step"
 def attention_step(x, layer, heads, cache, index):
@@ -149,7 +150,7 @@ def attention_step(x, layer, heads, cache, index):
 # `cache.update(index, c)` with `c` of shape `(batch, new, d_c)`, and returns a tuple of one tensor. Keys are expanded from all latents, then normed, then rotated, key i
 # by position i.
 #
-# **Cost**: per row of the batch at most 2 · new · d_hidden · (2 · width + d_c) + 4 · keys · d_c · width + 4 · new · keys · width FLOPs: queries, latents and the output
+# **Cost.** Per row of the batch at most 2 · new · d_hidden · (2 · width + d_c) + 4 · keys · d_c · width + 4 · new · keys · width FLOPs: queries, latents and the output
 # for new tokens; keys and values expanded once per call; attention. (Less is possible. The leaderboard counts.)
 
 # %% exercise="latent_attention_step"
@@ -186,14 +187,14 @@ def latent_attention_step(x, layer, heads, cache, index):
 #
 # **Return** the logits of the token that follows the **last** new one, `(batch, vocab)`.
 #
-# 1. x = `weights.embedding[ids]`.
-# 2. In every layer: x = x + attention(norm1(x)), then x = x + GELU(norm2(x) · `w_up`) · `w_down`. The attention is `latent_attention_step` for a layer that is a
+# 1. `x = weights.embedding[ids]`.
+# 2. In every layer `x = x + attention(norm1(x))`, then `x = x + gelu(norm2(x) @ w_up) @ w_down`. The attention is `latent_attention_step` for a layer that is a
 #    `LatentLayerWeights`, and `attention_step` for a `LayerWeights`. GELU is exact (`F.gelu`), the norms are RMSNorm.
 # 3. The last norm (`weights.norm`), then the output matrix, which is the embedding transposed.
 #
-# **Cost**: the vocabulary's 2 · d_hidden · vocab FLOPs are paid once per row of the batch, for the last token alone.
+# **Cost.** The vocabulary's 2 · d_hidden · vocab FLOPs are paid once per row of the batch, for the last token alone.
 #
-# **Example**: a prompt of 9 tokens and then one token are two calls with the same cache; each returns `(batch, vocab)`.
+# **Example.** A prompt of 9 tokens and then one token are two calls with the same cache; each returns `(batch, vocab)`.
 
 # %% exercise="decoder_step"
 def decoder_step(weights, ids, cache):
@@ -230,7 +231,7 @@ def decoder_step(weights, ids, cache):
 #   `None` never stops early.
 # - Layers of both kinds work: `ModelCache` and `decoder_step` take care of that.
 #
-# **Example**: a prompt of 9 tokens and 20 new ones push 9 + 1 · 19 = 28 tokens.
+# **Example.** A prompt of 9 tokens and 20 new ones push 9 + 1 · 19 = 28 tokens.
 
 # %% exercise="generate_text"
 def generate_text(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):

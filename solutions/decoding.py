@@ -18,13 +18,13 @@
 # %% [markdown] exercise="softmax_with_temperature" points=4 minutes=10
 # ## Temperature
 #
-# Given logits and a temperature $t$, return the probabilities $\mathrm{softmax}(z / t)$ over the last axis.
+# **Given** logits and a temperature $t$, **return** the probabilities $\mathrm{softmax}(z / t)$ over the last axis.
 #
 # - Logits may be as large as ±10,000: the result holds no NaN and no infinity.
 # - $t = 0$ is the limit: a one-hot row at the largest logit, at the lowest id where several are largest.
 # - $t < 0$ raises a `ValueError` with a message.
 #
-# Example: logits `[1.0, 0.0, -0.9, -2.1]` give `[0.862, 0.117, 0.019, 0.002]` at $t = 0.5$ and
+# **Example.** Logits `[1.0, 0.0, -0.9, -2.1]` give `[0.862, 0.117, 0.019, 0.002]` at $t = 0.5$ and
 # `[0.453, 0.275, 0.175, 0.096]` at $t = 2$.
 
 
@@ -48,7 +48,7 @@ def softmax_with_temperature(logits, temperature):
 # %% [markdown] exercise="top_k_filter" points=4 minutes=15
 # ## Top-k
 #
-# Given probabilities and `k`, return the distribution over the `k` most probable tokens of each row: the others become 0,
+# **Given** probabilities and `k`, **return** the distribution over the `k` most probable tokens of each row: the others become 0,
 # and what is left is divided by its sum.
 #
 # - Exactly `k` tokens survive, even when several tie; among equals the lower ids do. (`torch.topk` does not promise which
@@ -56,7 +56,7 @@ def softmax_with_temperature(logits, temperature):
 # - A `k` of the size of the vocabulary or more changes nothing.
 # - `k < 1` raises a `ValueError` with a message.
 #
-# Example: `[0.1, 0.4, 0.2, 0.3]` with `k = 2` gives `[0, 0.571, 0, 0.429]`; `[0.25, 0.25, 0.25, 0.25]` with `k = 2` gives
+# **Example.** `[0.1, 0.4, 0.2, 0.3]` with `k = 2` gives `[0, 0.571, 0, 0.429]`; `[0.25, 0.25, 0.25, 0.25]` with `k = 2` gives
 # `[0.5, 0.5, 0, 0]`.
 
 
@@ -80,14 +80,14 @@ def top_k_filter(probs, k):
 # %% [markdown] exercise="top_p_filter" points=4 minutes=20
 # ## Top-p (nucleus)
 #
-# Given probabilities and `p`, return the distribution over the nucleus of each row: the smallest set of most probable tokens
+# **Given** probabilities and `p`, **return** the distribution over the nucleus of each row: the smallest set of most probable tokens
 # whose mass is **at least** `p`. The other tokens become 0, and what is left is divided by its sum.
 #
 # - The token that crosses `p` belongs to the nucleus, so the nucleus is never empty. A mass of exactly `p` is enough.
 # - Among equal probabilities the lower id comes first.
 # - `p = 1` keeps every token. A `p` outside $0 < p \le 1$ raises a `ValueError` with a message.
 #
-# Example: `[0.05, 0.3, 0.5, 0.15]` with `p = 0.7` gives `[0, 0.375, 0.625, 0]`: 0.5 alone is too little, 0.5 + 0.3 reaches 0.7.
+# **Example.** `[0.05, 0.3, 0.5, 0.15]` with `p = 0.7` gives `[0, 0.375, 0.625, 0]`: 0.5 alone is too little, 0.5 + 0.3 reaches 0.7.
 
 
 # %% exercise="top_p_filter"
@@ -112,11 +112,11 @@ def top_p_filter(probs, p):
 # %% [markdown] exercise="sampling_distribution" points=4 minutes=10
 # ## Combining them
 #
-# Given logits, return the distribution that the next token is drawn from. In this order: divide by the temperature,
+# **Given** logits, **return** the distribution that the next token is drawn from. In this order: divide by the temperature,
 # softmax, top-k, renormalise, top-p, renormalise. `None` for `top_k` or `top_p` skips that step; temperature 0 puts all mass
 # on the most probable token.
 #
-# Example: the logits of the probabilities `[0.4, 0.3, 0.2, 0.1]` with `top_k=2` and `top_p=0.5` give `[1, 0, 0, 0]`: after
+# **Example.** The logits of the probabilities `[0.4, 0.3, 0.2, 0.1]` with `top_k=2` and `top_p=0.5` give `[1, 0, 0, 0]`: after
 # top-k the distribution is `[0.571, 0.429, 0, 0]`, and 0.571 alone reaches 0.5.
 
 
@@ -140,7 +140,7 @@ def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
 # %% [markdown] exercise="sample_from_uniform" points=3 minutes=15
 # ## Drawing a token from a uniform number
 #
-# Given probabilities `(batch, vocab)` and one number $0 \le u < 1$ per row, return one token id per row: the first whose
+# **Given** probabilities `(batch, vocab)` and one number $0 \le u < 1$ per row, **return** one token id per row: the first whose
 # cumulative sum **exceeds** $u$. Token $i$ so owns the interval from the mass of the ids below it, included, to that mass
 # plus its own probability, excluded.
 #
@@ -148,7 +148,7 @@ def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
 # - Rounding may leave the total of a row a little below 1. When $u$ is not below the total, return the last token of positive
 #   probability.
 #
-# Example: `[0.25, 0, 0.5, 0.25]` gives token 0 for `u = 0.2`, token 2 for `u = 0.25` and token 3 for `u = 0.75`.
+# **Example.** `[0.25, 0, 0.5, 0.25]` gives token 0 for `u = 0.2`, token 2 for `u = 0.25` and token 3 for `u = 0.75`.
 
 
 # %% exercise="sample_from_uniform"
@@ -171,15 +171,15 @@ def sample_from_uniform(probs, u):
 # %% [markdown] exercise="greedy_decode" points=4 minutes=15
 # ## Greedy search
 #
-# Given `next_logits`, prompts `(batch, seq)` and `max_new_tokens`, append the most probable token to every row, and again to
-# the longer text. Return the prompts followed by the new tokens.
+# **Given** `next_logits`, prompts `(batch, seq)` and `max_new_tokens`, append the most probable token to every row, and again to
+# the longer text. **Return** the prompts followed by the new tokens.
 #
 # - When a row has produced `eos_id` it is finished: from then on it is filled with `eos_id`. An EOS in the prompt does not
 #   count. `eos_id=None` means that no token ends a text; `eos_id=0` is an id like any other.
 # - Stop when all rows have finished, even before `max_new_tokens`. `max_new_tokens=0` returns the prompt.
 # - Among equal logits the lower id wins.
 #
-# Example: a model that always continues 0 → 1 → 2 → 3 → 0 turns `[[0], [1]]` with `max_new_tokens=9` and `eos_id=3` into
+# **Example.** A model that always continues 0 → 1 → 2 → 3 → 0 turns `[[0], [1]]` with `max_new_tokens=9` and `eos_id=3` into
 # `[[0, 1, 2, 3], [1, 2, 3, 3]]`.
 
 
@@ -213,7 +213,7 @@ def greedy_decode(next_logits, ids, max_new_tokens, eos_id=None):
 # All randomness comes from `generator` (a `torch.Generator`; `None` means PyTorch's global one): two generators in the
 # same state give the same text.
 #
-# Example: with `temperature=0.0`, or with `top_k=1`, the result is that of `greedy_decode`.
+# **Example.** With `temperature=0.0`, or with `top_k=1`, the result is that of `greedy_decode`.
 
 
 # %% exercise="generate"
@@ -250,19 +250,19 @@ def generate(
 # %% [markdown] exercise="beam_search" points=8 minutes=20
 # ## Beam search
 #
-# Given one prompt `(1, seq)`, search for probable continuations with `beams` hypotheses. Start with one empty hypothesis.
+# **Given** one prompt `(1, seq)`, search for probable continuations with `beams` hypotheses. Start with one empty hypothesis.
 # In each step extend every live hypothesis by every token, and keep the `beams` with the largest sum of log-probabilities.
 # Those that end in `eos_id` are finished: they are kept as they are and not extended. Stop after `max_new_tokens` steps or
 # when no live hypothesis is left.
 #
-# Return a list of at most `beams` pairs `(new_ids, score)`, best score first:
+# **Return** a list of at most `beams` pairs `(new_ids, score)`, best score first:
 #
 # - `new_ids` is a 1-D tensor of the new tokens, without the prompt, with the EOS if there is one;
 # - the score is $\sum \log p \,/\, \text{length}^{\text{length\_penalty}}$, where sum and length run over the new tokens,
 #   EOS included;
 # - hypotheses that were cut off at `max_new_tokens` are ranked together with the finished ones.
 #
-# Example: token 1 follows the prompt with probability 0.5, token 2 with 0.4. After 1 the most probable token has 0.35, after
+# **Example.** Token 1 follows the prompt with probability 0.5, token 2 with 0.4. After 1 the most probable token has 0.35, after
 # 2 token 0 has 0.97. Greedy search takes 1; two beams and two new tokens find `[2, 0]` with the score
 # $\log(0.4 \cdot 0.97) = -0.947$. With one beam the result is the greedy text up to its EOS.
 
@@ -299,13 +299,13 @@ def beam_search(next_logits, ids, beams, max_new_tokens, eos_id=None, length_pen
 # %% [markdown] exercise="repetition_penalty" points=4 minutes=10
 # ## Repetition penalty
 #
-# Given logits `(batch, vocab)`, the text so far `(batch, seq)` and a penalty above 0, return new logits. For each token that
+# **Given** logits `(batch, vocab)`, the text so far `(batch, seq)` and a penalty above 0, **return** new logits. For each token that
 # occurs in a row's text: a positive logit is divided by the penalty, a negative one is multiplied by it. Tokens that do not
 # occur keep their logits.
 #
 # A token is penalised once, however often it occurs, and each row only by its own text.
 #
-# Example: logits `[[2, -2, 1, -1]]`, text `[[0, 1, 1]]`, penalty 2 give `[[1, -4, 1, -1]]`.
+# **Example.** Logits `[[2, -2, 1, -1]]`, text `[[0, 1, 1]]`, penalty 2 give `[[1, -4, 1, -1]]`.
 
 
 # %% exercise="repetition_penalty"
@@ -325,11 +325,11 @@ def repetition_penalty(logits, ids, penalty):
 # %% [markdown] exercise="distinct_n" points=3 minutes=10
 # ## Distinct-n
 #
-# Given a text (a 1-D tensor or a list of ids) and `n`, return the number of distinct n-grams divided by the number of all
+# **Given** a text (a 1-D tensor or a list of ids) and `n`, **return** the number of distinct n-grams divided by the number of all
 # n-grams, as a Python `float`. N-grams overlap: a text of $s$ tokens has $s - n + 1$ of them. Without any n-gram the result is
 # `0.0`.
 #
-# Example: `[1, 2, 1, 2, 3]` has the 2-grams (1, 2), (2, 1), (1, 2), (2, 3): three of four are distinct, 0.75.
+# **Example.** `[1, 2, 1, 2, 3]` has the 2-grams (1, 2), (2, 1), (1, 2), (2, 3): three of four are distinct, 0.75.
 
 
 # %% exercise="distinct_n"
@@ -351,10 +351,10 @@ def distinct_n(ids, n):
 # %% [markdown] exercise="min_p_filter" points=3 minutes=10
 # ## Min-p
 #
-# Given probabilities and `min_p` between 0 and 1, keep in each row the tokens whose probability is **at least** `min_p` times
+# **Given** probabilities and `min_p` between 0 and 1, keep in each row the tokens whose probability is **at least** `min_p` times
 # the row's largest probability. The others become 0, and what is left is divided by its sum.
 #
-# Example: `[0.1, 0.6, 0.05, 0.25]` with `min_p = 0.3`: the threshold is 0.3 · 0.6 = 0.18, the result `[0, 0.706, 0, 0.294]`.
+# **Example.** `[0.1, 0.6, 0.05, 0.25]` with `min_p = 0.3`: the threshold is 0.3 · 0.6 = 0.18, the result `[0, 0.706, 0, 0.294]`.
 
 
 # %% exercise="min_p_filter"
@@ -383,9 +383,9 @@ def min_p_filter(probs, min_p):
 # - At a rejection the next token's distribution is the residual of that row: $\max(0, \text{target} - \text{draft})$, divided
 #   by its sum. When all drafts are accepted, it is the last row of `target_probs`.
 #
-# Return the pair (number of accepted drafts, distribution of the next token).
+# **Return** the pair (number of accepted drafts, distribution of the next token).
 #
-# Example: target row `[0.5, 0.3, 0.2]`, draft row `[0.8, 0.1, 0.1]`, drafted token 0. The ratio is 0.625. With `u = 0.7` the
+# **Example.** Target row `[0.5, 0.3, 0.2]`, draft row `[0.8, 0.1, 0.1]`, drafted token 0. The ratio is 0.625. With `u = 0.7` the
 # draft is rejected: `(0, [0, 0.667, 0.333])`.
 
 

@@ -21,10 +21,10 @@ from course_llm.attention import apply_rope
 # batch dimensions and queries ≤ keys. The queries belong to the **last** rows of the sequence: to a whole
 # prompt (queries = keys), a chunk, or one token (queries = 1).
 #
-# **Return** `(..., queries, d_v)`: softmax(q kᵀ / √d_k) v, where each query sees the keys up to its own position and none
+# **Return** `(..., queries, d_v)`: $\mathrm{softmax}(q k^\top / \sqrt{d_k})\, v$, where each query sees the keys up to its own position and none
 # behind it. Query $i$ of $n$ stands at position keys − $n$ + $i$.
 #
-# **Example**: 2 queries on 5 keys stand at positions 3 and 4. The first sees keys 0–3, the second keys 0–4.
+# **Example.** 2 queries on 5 keys stand at positions 3 and 4. The first sees keys 0–3, the second keys 0–4.
 #
 # The dtype stays that of the inputs, gradients flow to all three, and the cost counts: a step takes at most
 # 2 · queries · keys · (d_k + d_v) FLOPs per head. Compute no scores for rows that are not asked for.
@@ -60,7 +60,7 @@ def cached_attention(q, k, v):
 # The cache copies what it is handed: changing `k` afterwards must not change the cache. What `update` returned keeps
 # its values while the cache grows; it may be a view of the buffer, so that returning it copies nothing.
 #
-# **Example** with `max_seq=4`: after an update with 3 tokens and one with 1, `length` is 4 and the second call has returned
+# **Example.** With `max_seq=4`, after an update with 3 tokens and one with 1, `length` is 4 and the second call has returned
 # 4 rows. A third update raises a `ValueError`, and `length` is still 4. After `reset()` it is 0.
 
 # %% exercise="KVCache"
@@ -103,7 +103,7 @@ class KVCache:
 #
 # **Return** `x` rotated with `apply_rope` at positions start, start + 1, …, start + seq − 1, same shape and dtype.
 #
-# **Example**: when 7 tokens are in the cache and 2 new ones arrive, `start` is 7 and the rows are rotated for
+# **Example.** When 7 tokens are in the cache and 2 new ones arrive, `start` is 7 and the rows are rotated for
 # positions 7 and 8. A row that is decoded alone comes out as it would in one pass over the whole text.
 
 # %% exercise="rope_at"
@@ -134,7 +134,7 @@ def rope_at(x, start):
 #   finished. An EOS in the prompt does not count. With `eos_id=None` nothing ends early.
 # - `max_new_tokens=0` returns the prompt.
 #
-# **Example**: two rows write [3, EOS, …] and [4, 3, 2, EOS, …] with `max_new_tokens=5`. Four tokens are added: 3, EOS, EOS, EOS and
+# **Example.** Two rows write [3, EOS, …] and [4, 3, 2, EOS, …] with `max_new_tokens=5`. Four tokens are added: 3, EOS, EOS, EOS and
 # 4, 3, 2, EOS.
 
 # %% exercise="generate_cached"
@@ -172,7 +172,7 @@ def generate_cached(model, ids, max_new_tokens, eos_id=None):
 # **Return** int64 positions `(batch, seq)`: 0 at the first real token of each row, then 1, 2 and so on. What stands on padding does
 # not matter.
 #
-# **Example**: [False, False, True, True, True] gives [·, ·, 0, 1, 2].
+# **Example.** [False, False, True, True, True] gives [·, ·, 0, 1, 2].
 
 # %% exercise="positions_from_padding"
 def positions_from_padding(real):
@@ -194,19 +194,19 @@ def positions_from_padding(real):
 # **Given** `batch`, `seq` (tokens in the cache, the new one included), `layers`, `heads`, `kv_heads`, `head_dim`, `d_ff` and `bytes_per_element` (of weights and cache;
 # may be a fraction).
 #
-# **Return** three numbers: FLOPs, bytes, and FLOPs per byte. With $d$ = heads · head_dim a layer has
+# **Return** three numbers: FLOPs, bytes, and FLOPs per byte. With $d = \text{heads} \cdot \text{head\_dim}$ a layer has
 #
 # $$w = 2 d^2 + 2\, d \cdot \text{kv\_heads} \cdot \text{head\_dim} + 2\, d \cdot d_\mathrm{ff}$$
 #
 # weights (queries and output; keys and values; two feed-forward matrices). Each weight costs a multiplication and an addition per
-# token, and attention 4 · seq · $d$ more for scores and weighted sum:
+# token, and attention $4 \cdot \text{seq} \cdot d$ more for scores and weighted sum:
 #
-# - FLOPs = batch · layers · (2 $w$ + 4 · seq · $d$)
-# - bytes = bytes_per_element · layers · ($w$ + 2 · batch · seq · kv_heads · head_dim)
+# - $\text{FLOPs} = \text{batch} \cdot \text{layers} \cdot (2 w + 4 \cdot \text{seq} \cdot d)$
+# - $\text{bytes} = \text{bytes\_per\_element} \cdot \text{layers} \cdot (w + 2 \cdot \text{batch} \cdot \text{seq} \cdot \text{kv\_heads} \cdot \text{head\_dim})$
 #
 # Embeddings, norms and biases are left out.
 #
-# **Example**: batch 3, seq 5, 2 layers, 2 heads, 1 kv head, head_dim 2, d_ff 8, 2 bytes: $d$ = 4, $w$ = 112, so 1824 FLOPs, 688 bytes and
+# **Example.** Batch 3, seq 5, 2 layers, 2 heads, 1 kv head, head_dim 2, d_ff 8, 2 bytes: $d = 4$, $w = 112$, so 1824 FLOPs, 688 bytes and
 # 2.65 FLOPs per byte.
 
 # %% exercise="decode_intensity"
@@ -233,7 +233,7 @@ def decode_intensity(batch, seq, layers, heads, kv_heads, head_dim, d_ff, bytes_
 # **Return** the bytes that the cache takes: keys **and** values, in every layer, for every token of every sequence,
 # kv_heads · head_dim numbers each.
 #
-# **Example**: GPT-3 has 96 layers and 96 heads of width 128. One token takes 2 · 96 · 96 · 128 · 2 = 4,718,592 bytes, 4.7 MB.
+# **Example.** GPT-3 has 96 layers and 96 heads of width 128. One token takes 2 · 96 · 96 · 128 · 2 = 4,718,592 bytes, 4.7 MB.
 
 # %% exercise="kv_cache_bytes"
 def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
@@ -253,7 +253,7 @@ def kv_cache_bytes(batch, seq, layers, kv_heads, head_dim, bytes_per_element=2):
 #
 # **Return** `(batch, heads, queries, d_v)`: causal attention in which **consecutive** query heads share one key and value head.
 #
-# **Example**: with 8 heads and 2 kv_heads, query heads 0–3 read kv head 0, query heads 4–7 read kv head 1. With kv_heads = heads this is
+# **Example.** With 8 heads and 2 kv_heads, query heads 0–3 read kv head 0, query heads 4–7 read kv head 1. With kv_heads = heads this is
 # multi-head attention, with kv_heads = 1 multi-query attention.
 
 # %% exercise="grouped_query_attention"
@@ -282,7 +282,7 @@ def grouped_query_attention(q, k, v):
 #
 # **Return** `(d_in, kv_heads · head_dim)`: each group of heads / kv_heads consecutive heads becomes one, their mean.
 #
-# **Example**: `[[1, 2, 3, 4, 5, 6, 7, 10]]` with 4 heads (of width 2) and 2 kv_heads becomes `[[2, 3, 6, 8]]`: the first two heads
+# **Example.** `[[1, 2, 3, 4, 5, 6, 7, 10]]` with 4 heads (of width 2) and 2 kv_heads becomes `[[2, 3, 6, 8]]`: the first two heads
 # are (1, 2) and (3, 4), their mean is (2, 3).
 
 # %% exercise="mha_to_gqa"
@@ -314,7 +314,7 @@ def mha_to_gqa(w, heads, kv_heads):
 # A chunk may be longer than the window. Memory must not grow with the text. The cache copies what it is handed, and a
 # later update must not change what an earlier one returned.
 #
-# **Example** with `window=3`: after 5 tokens the rows are those of positions 2, 3, 4, and `length` is 5.
+# **Example.** With `window=3`, after 5 tokens the rows are those of positions 2, 3, 4, and `length` is 5.
 
 # %% exercise="RollingKVCache"
 class RollingKVCache:
@@ -359,7 +359,7 @@ class RollingKVCache:
 # **`dequantize_kv(q, scale)`**: return `q * scale` in the dtype of the scale. In float32 no number may be off by more than
 # scale / 2. Zeros come back as zeros, also in a token that is all zero.
 #
-# **Example**: (−2.54, 1.27, 0) has scale 0.02 and q = (−127, 64, 0), or 63 where 63.5 rounds down; it comes back as (−2.54, 1.28, 0).
+# **Example.** (−2.54, 1.27, 0) has scale 0.02 and q = (−127, 64, 0), or 63 where 63.5 rounds down; it comes back as (−2.54, 1.28, 0).
 
 # %% exercise="quantize_kv"
 def quantize_kv(x):
@@ -397,7 +397,7 @@ def dequantize_kv(q, scale):
 # - `free_pages` is the number of pages that belong to no sequence, an int.
 # - When `append` needs more pages than are free, it raises a `ValueError` and changes nothing: no token stored, no page taken.
 #
-# **Example** with 4 pages of 2 tokens: appending 3 tokens to sequence 7 takes 2 pages. One more token fits into the second of them, and
+# **Example.** With 4 pages of 2 tokens, appending 3 tokens to sequence 7 takes 2 pages. One more token fits into the second of them, and
 # `free_pages` stays 2. After `free(7)` it is 4.
 
 # %% exercise="PagedKVCache"

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 # %% [markdown] exercise="log_softmax" points=4 minutes=15
 # ## The logarithm of the softmax
 #
-# Given `logits` with the vocabulary on the last axis and any number of batch dimensions before it, return the
+# **Given** `logits` with the vocabulary on the last axis and any number of batch dimensions before it, **return** the
 # log-probabilities $\log \mathrm{softmax}(x)$, in the same shape.
 #
 # $$\log \mathrm{softmax}(x)_i = x_i - \log \sum_j \exp(x_j)$$
@@ -27,8 +27,9 @@ from torch.utils.checkpoint import checkpoint
 # The values must be exact for logits of any size: `[0, 200]` gives `[-200, 0]`, not `[-inf, 0]`, and logits of ±10,000 give
 # neither `inf` nor NaN. Rows may lie far from each other.
 #
-# Write the formula yourself; no `log_softmax` of torch is needed. Example: `[0, 0, log 2]` gives probabilities 1/4, 1/4, 1/2,
-# so the result is `[-1.386, -1.386, -0.693]`.
+# Write the formula yourself; no `log_softmax` of torch is needed.
+#
+# **Example.** `[0, 0, log 2]` gives probabilities 1/4, 1/4, 1/2, so the result is `[-1.386, -1.386, -0.693]`.
 
 # %% exercise="log_softmax"
 def log_softmax(logits):
@@ -47,7 +48,7 @@ def log_softmax(logits):
 # %% [markdown] exercise="cross_entropy" points=7 minutes=20
 # ## Cross-entropy
 #
-# Given `logits` `(*batch, vocab)` and `targets` `(*batch)` with token ids, return the mean of $-\log P(\text{target})$, a
+# **Given** `logits` `(*batch, vocab)` and `targets` `(*batch)` with token ids, **return** the mean of $-\log P(\text{target})$, a
 # 0-d tensor. There may be no batch dimension at all: logits `(vocab,)` and one target, 0-d.
 #
 # - Targets equal to `ignore_index` do not count: neither in the sum nor in the number that divides it. `ignore_index` may be
@@ -56,7 +57,7 @@ def log_softmax(logits):
 #   `backward()` runs.
 # - The loss is exact for logits that are far apart.
 #
-# Example: probabilities 0.55 and 0.25 at two targets, and a third target that is −100, give
+# **Example.** Probabilities 0.55 and 0.25 at two targets, and a third target that is −100, give
 # $-(\log 0.55 + \log 0.25)/2 = 0.992$.
 
 # %% exercise="cross_entropy"
@@ -79,10 +80,10 @@ def cross_entropy(logits, targets, ignore_index=-100):
 # %% [markdown] exercise="shift_for_next_token" points=3 minutes=10
 # ## Inputs and targets
 #
-# Given token `ids` `(batch, seq)`, return the pair `(inputs, targets)`, each `(batch, seq − 1)`: the target at a position is
+# **Given** token `ids` `(batch, seq)`, **return** the pair `(inputs, targets)`, each `(batch, seq − 1)`: the target at a position is
 # the token that follows the input at this position. The dtype stays.
 #
-# Example: `[[7, 8, 9]]` gives `[[7, 8]]` and `[[8, 9]]`. A text of one token has no pair: both results have shape
+# **Example.** `[[7, 8, 9]]` gives `[[7, 8]]` and `[[8, 9]]`. A text of one token has no pair: both results have shape
 # `(batch, 0)`.
 
 # %% exercise="shift_for_next_token"
@@ -98,7 +99,7 @@ def shift_for_next_token(ids):
 # %% [markdown] exercise="next_token_loss" points=6 minutes=15
 # ## The training loss of a language model
 #
-# Given `logits` `(batch, seq, vocab)`, the model's answer to `ids` `(batch, seq)`, return the mean loss of predicting each
+# **Given** `logits` `(batch, seq, vocab)`, the model's answer to `ids` `(batch, seq)`, **return** the mean loss of predicting each
 # token from those before it, 0-d, in nats. Neither argument is shifted: the shift happens here. The logits at position t
 # are scored against the token at t + 1; the last logits have no target, the first token is no target.
 #
@@ -108,7 +109,7 @@ def shift_for_next_token(ids):
 # - The mean is over all targets of the batch that count, not row by row.
 # - When no target is left (texts of one token, or all targets padded), the loss is 0.
 #
-# Example: `ids = [[5, 2, 0]]` with `pad_id=0` leaves one target, the 2: the loss is
+# **Example.** `ids = [[5, 2, 0]]` with `pad_id=0` leaves one target, the 2: the loss is
 # $-\log \mathrm{softmax}(\text{logits}[0, 0])[2]$.
 
 # %% exercise="next_token_loss"
@@ -129,14 +130,14 @@ def next_token_loss(logits, ids, pad_id=None):
 # %% [markdown] exercise="sequence_log_prob" points=5 minutes=15
 # ## The probability of a text
 #
-# Given `logits` `(batch, seq, vocab)`, the model's answer to `ids` `(batch, seq)`, return for each row
+# **Given** `logits` `(batch, seq, vocab)`, the model's answer to `ids` `(batch, seq)`, **return** for each row
 #
 # $$\log P(x_2, \ldots, x_n \mid x_1) = \sum_{t=2}^{n} \log P(x_t \mid x_1, \ldots, x_{t-1}),$$
 #
 # a tensor `(batch,)`. The first token is given and not scored; the last logits have nothing to score. A row of one token has
 # log-probability 0. Texts may be so long that the probability itself is 0 in `float32`; its logarithm is not.
 #
-# Example: conditional probabilities 1/2 and 1/4 for the second and third token give $\log (1/8) = -2.079$.
+# **Example.** Conditional probabilities 1/2 and 1/4 for the second and third token give $\log (1/8) = -2.079$.
 
 # %% exercise="sequence_log_prob"
 def sequence_log_prob(logits, ids):
@@ -163,7 +164,7 @@ def sequence_log_prob(logits, ids):
 #
 # A batch may be empty, with sum 0 and count 0; it changes nothing. Some batch has a token.
 #
-# Example: sums `[1, 12]` and counts `[1, 3]` give $\exp(13/4) = 25.8$.
+# **Example.** Sums `[1, 12]` and counts `[1, 3]` give $\exp(13/4) = 25.8$.
 
 # %% exercise="perplexity"
 def perplexity(nll_sums, token_counts):
@@ -179,11 +180,11 @@ def perplexity(nll_sums, token_counts):
 # %% [markdown] exercise="bits_per_byte" points=4 minutes=10
 # ## Bits per byte
 #
-# Given `nll_sum`, the loss of a whole text in nats (a 0-d tensor), and the `text`, return the number of bits that the model
+# **Given** `nll_sum`, the loss of a whole text in nats (a 0-d tensor), and the `text`, **return** the number of bits that the model
 # needs per byte, a 0-d tensor. A bit is $\ln 2$ nats. The bytes are those of the text in UTF-8, spaces and line ends among
 # them: `"β"` has two, `"→"` three. An empty text raises a `ValueError` with a message.
 #
-# Example: $8 \ln 2$ nats for `"aorta"` are 8 bits over 5 bytes, 1.6. The same nats for `"β-cell"` are 8 bits over 7 bytes.
+# **Example.** $8 \ln 2$ nats for `"aorta"` are 8 bits over 5 bytes, 1.6. The same nats for `"β-cell"` are 8 bits over 7 bytes.
 
 # %% exercise="bits_per_byte"
 def bits_per_byte(nll_sum, text):
@@ -201,14 +202,14 @@ def bits_per_byte(nll_sum, text):
 # %% [markdown] exercise="cross_entropy_gradient" points=5 minutes=15
 # ## The gradient of the loss
 #
-# Given `logits` `(n, vocab)` and `targets` `(n,)`, return the gradient of the mean cross-entropy in the logits, `(n, vocab)`:
+# **Given** `logits` `(n, vocab)` and `targets` `(n,)`, **return** the gradient of the mean cross-entropy in the logits, `(n, vocab)`:
 #
 # $$\frac{\mathrm{softmax}(x) - \mathrm{onehot}(\text{target})}{n}$$
 #
 # It works without autograd, also under `torch.no_grad()`. Outside of it, the result is itself **differentiable** in the
 # logits, so it may not be detached from them. Logits may be as large as ±10,000.
 #
-# Example: logits `[[0, 0, log 2], [0, 0, 0]]` and targets `[2, 0]` give
+# **Example.** Logits `[[0, 0, log 2], [0, 0, 0]]` and targets `[2, 0]` give
 # `[[0.125, 0.125, -0.25], [-0.333, 0.167, 0.167]]`. Each row sums to 0.
 
 # %% exercise="cross_entropy_gradient"
@@ -239,7 +240,7 @@ def cross_entropy_gradient(logits, targets):
 # Ties go to the lower token id, as `argmax` does. A prediction is made from **everything** read so far, not from the last
 # token alone.
 #
-# Example: a model that predicts "last input + 1" reads `[[3, 5, 9]]`. Teacher forcing gives `[[4, 6, 10]]`. Free running with
+# **Example.** A model that predicts "last input + 1" reads `[[3, 5, 9]]`. Teacher forcing gives `[[4, 6, 10]]`. Free running with
 # a prompt of one token reads 3, then 4, then 5, and gives `[[4, 5, 6]]`.
 
 # %% exercise="free_running_predictions"
@@ -278,7 +279,7 @@ def teacher_forced_predictions(model, ids):
 # - It scores those targets that no earlier window has scored; the other tokens are context.
 # - Unless `stride < window`, raise a `ValueError` with a message. (`stride` is at least 1.)
 #
-# Example: n = 9, `window=4`, `stride=2`. The windows start at 0, 2, 4 and 5. The first scores tokens 1, 2, 3; the second
+# **Example.** n = 9, `window=4`, `stride=2`. The windows start at 0, 2, 4 and 5. The first scores tokens 1, 2, 3; the second
 # 4 and 5; the third 6 and 7; the last 8. That is 8 tokens.
 
 # %% exercise="sliding_window_nll"
@@ -308,8 +309,8 @@ def sliding_window_nll(model, ids, window, stride):
 # %% [markdown] exercise="chunked_cross_entropy" points=8 minutes=30
 # ## The loss of a big vocabulary
 #
-# Given the last hidden states `hidden` `(n, d_hidden)`, the output projection `w_vocab` `(d_hidden, vocab)` and `targets`
-# `(n,)`, return the mean cross-entropy of the logits `hidden @ w_vocab`, 0-d, without ever holding `n · vocab` numbers.
+# **Given** the last hidden states `hidden` `(n, d_hidden)`, the output projection `w_vocab` `(d_hidden, vocab)` and `targets`
+# `(n,)`, **return** the mean cross-entropy of the logits `hidden @ w_vocab`, 0-d, without ever holding `n · vocab` numbers.
 #
 # - Work on `chunk` rows at a time. `chunk` need not divide n and may be larger than n. Equal to the full loss means: add the
 #   sums of the chunks and divide once by n.
@@ -320,7 +321,7 @@ def sliding_window_nll(model, ids, window, stride):
 # `checkpoint(f, *args, use_reentrant=False)`, imported above, returns `f(*args)` but keeps only `args`, and calls `f` again in
 # backward. A `torch.autograd.Function` of your own does as well.
 #
-# Example: n = 5 rows and `chunk=2` are chunks of 2, 2 and 1 rows.
+# **Example.** n = 5 rows and `chunk=2` are chunks of 2, 2 and 1 rows.
 
 # %% exercise="chunked_cross_entropy"
 def chunked_cross_entropy(hidden, w_vocab, targets, chunk):

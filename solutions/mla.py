@@ -262,7 +262,7 @@ def latent_decode_step(h, weights, cache):
 # 1. Read `cache.length` first: it is the position of the new token, for its key and its query.
 # 2. `c, k_r = cache.update(h @ weights.w_dkv, rotated_key)` stores the token and gives you all of them.
 # 3. One query needs no mask: what is in the cache is the past and itself.
-# 4. The rest is attention of one query with all rows of `c` and `k_r`, naive or absorbed, scaled by 1/√(d_h + d_r).
+# 4. The rest is attention of one query with all rows of `c` and `k_r`, naive or absorbed, scaled by $1/\sqrt{d_h + d_r}$.
 
 # %% [markdown] exercise="cache_elements_per_token" points=5 minutes=10
 # ## What is cached per token

@@ -83,7 +83,7 @@ def test_low_rank_moves_with_the_keyboard(mounted):
 
 @pytest.mark.parametrize(
     "model, shape",
-    [("DeepSeek-V2", (5120, 128, 128, 512, 64)), ("this chapter's small models", (96, 6, 16, 56, 8))],
+    [("DeepSeek-V2", (5120, 128, 128, 512, 64)), ("this chapter’s small models", (96, 6, 16, 56, 8))],
 )
 def test_absorption_counts_what_the_package_counts(mounted, model, shape):
     page = mounted("absorption")

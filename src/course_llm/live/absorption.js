@@ -8,7 +8,7 @@ const DEFAULTS = {
 
 const MODELS = {
   "DeepSeek-V2": { d_hidden: 5120, heads: 128, d_h: 128, d_c: 512, d_r: 64 },
-  "this chapter's small models": { d_hidden: 96, heads: 6, d_h: 16, d_c: 56, d_r: 8 },
+  "this chapter’s small models": { d_hidden: 96, heads: 6, d_h: 16, d_c: 56, d_r: 8 },
 };
 
 // ---- arithmetic: course_llm.mla.decode_flops, split into its steps ----

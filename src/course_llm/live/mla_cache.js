@@ -17,7 +17,7 @@ const MODELS = {
   "Llama-2-70B": { heads: 64, head_dim: 128, groups: 8, d_c: 512, d_r: 64, layers: 80 },
   "Llama-3-8B": { heads: 32, head_dim: 128, groups: 8, d_c: 512, d_r: 64, layers: 32 },
   "GPT-2 small": { heads: 12, head_dim: 64, groups: 4, d_c: 256, d_r: 32, layers: 12 },
-  "this chapter's small models": { heads: 6, head_dim: 16, groups: 2, d_c: 56, d_r: 8, layers: 3 },
+  "this chapter’s small models": { heads: 6, head_dim: 16, groups: 2, d_c: 56, d_r: 8, layers: 3 },
 };
 const KINDS = ["mha", "gqa", "mqa", "mla"];
 
@@ -108,6 +108,7 @@ export default {
         row.bytes.textContent = inBytes(bytes);
         row.bytes.dataset.value = bytes;
         row.share.textContent = `${((100 * elements) / most).toPrecision(3)} %`;
+        row.share.dataset.value = elements / most;
         row.bar.style.width = `${Math.max(0.5, (100 * elements) / Math.max(most, elementsPerToken("mla", shape)))}%`;
       }
       const groups = elementsPerToken("mla", shape) / (2 * shape.head_dim);

@@ -138,7 +138,7 @@ export default {
       score.dataset.value = total;
       said.lastChild.textContent = `Distance m − n = ${signed(m - n, 0)}: move both positions together and it stays.`;
       legend.textContent = rotary
-        ? "One clock per pair of columns. Solid blue: the query's pair, turned by its position m. Dotted orange: the key's, turned by n."
+        ? "One clock per pair of columns. Solid blue: the query’s pair, turned by its position m. Dotted orange: the key’s, turned by n."
         : "One clock per pair of columns. Solid blue: the position vector of m, (sine, cosine) of each pair. Dotted orange: that of n.";
     };
 

@@ -97,7 +97,7 @@ export default {
     const error = make("span", { "data-testid": "objective" });
     const least = make("span", { "data-testid": "least" });
     const share = make("span", { "data-testid": "share" });
-    const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "the runs' losses against parameters, and the law's curve for each budget" });
+    const picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "the runs’ losses against parameters, and the law’s curve for each budget" });
     picture.style.cssText = "flex:100 1 16rem;min-width:0;max-width:34rem";
     // narrow enough for one budget a line beside the picture; below it, on a phone, they share lines
     const legend = make("p", { style: "flex:1 1 8rem;margin:0;display:flex;flex-wrap:wrap;gap:0 0.75rem" });
