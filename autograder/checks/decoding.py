@@ -124,7 +124,7 @@ def _(g: Gen):
 @softmax_with_temperature.group("temperature zero")
 def _(g: Gen):
     """At temperature 0 the most probable token has all the mass, the lower id at a tie."""
-    yield call(g.randn(7), 0.0)
+    yield call(g.randn(7), 0.0).says("one row")
     yield call(g.randn(2, 3, 7), 0.0).says("batch dimensions")
     yield call(g.tensor([1.0, 3.0, 3.0, 0.0]), 0.0).expect(g.tensor([0.0, 1, 0, 0])).says("a tie")
     yield call(g.tensor([[2.0, 2.0, 2.0], [-1.0, -3.0, -1.0]]), 0.0).says("ties in a batch")
@@ -143,15 +143,16 @@ def _(g: Gen):
 @softmax_with_temperature.group("gradient")
 def _(g: Gen):
     """Gradients flow to the logits."""
-    yield call(g.randn(7), 0.6).gradient()
-    yield tolerant(call(g.randn(2, 3, 5, dtype=torch.float64), 1.7), torch.float64).gradient()
+    yield call(g.randn(7), 0.6).gradient().says("one row")
+    batch = tolerant(call(g.randn(2, 3, 5, dtype=torch.float64), 1.7), torch.float64)
+    yield batch.gradient().says("batch dimensions, float64")
 
 
 @softmax_with_temperature.group("errors")
 def _(g: Gen):
     """Refuses a temperature below 0 with a ValueError."""
-    yield call(g.randn(7), -1.0).raises(ValueError)
-    yield call(g.randn(2, 7), -0.01).raises(ValueError)
+    yield call(g.randn(7), -1.0).raises(ValueError).says("temperature = -1")
+    yield call(g.randn(2, 7), -0.01).raises(ValueError).says("temperature = -0.01")
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -202,6 +203,24 @@ def _(logits, temperature):
         return _one_hot(logits)
     e = ((logits - logits.max()) / temperature).exp()
     return e / e.sum(dim=-1, keepdim=True)
+
+
+@softmax_with_temperature.near_miss("overflows-and-zero-divides")
+def _(logits, temperature):
+    """Two things are missing. The exponential overflows, since exp(89) is infinite in float32: subtract the row's maximum from the logits first. And temperature 0 divides by zero: treat it as the limit, a one-hot row at the arg-max."""
+    _checked(temperature)
+    e = (logits / temperature).exp()
+    return e / e.sum(dim=-1, keepdim=True)
+
+
+@softmax_with_temperature.near_miss("one-sum-for-all-rows")
+def _(logits, temperature):
+    """The exponentials are summed over all rows together, so a row of a batch does not sum to 1: sum along dim=-1 with keepdim=True."""
+    _checked(temperature)
+    if temperature == 0:
+        return _one_hot(logits)
+    e = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp()
+    return e / e.sum()
 
 
 @softmax_with_temperature.near_miss("first-axis")
@@ -297,15 +316,16 @@ def _(g: Gen):
 @top_k_filter.group("gradient")
 def _(g: Gen):
     """Gradients flow to the kept tokens, through the renormalisation, too."""
-    yield call(g.probs(7), 3).gradient()
-    yield tolerant(call(g.probs(2, 3, 7, dtype=torch.float64), 2), torch.float64).gradient()
+    yield call(g.probs(7), 3).gradient().says("one row")
+    batch = tolerant(call(g.probs(2, 3, 7, dtype=torch.float64), 2), torch.float64)
+    yield batch.gradient().says("batch dimensions, float64")
 
 
 @top_k_filter.group("errors")
 def _(g: Gen):
     """Refuses a k below 1 with a ValueError."""
-    yield call(g.probs(7), 0).raises(ValueError)
-    yield call(g.probs(2, 7), -1).raises(ValueError)
+    yield call(g.probs(7), 0).raises(ValueError).says("k = 0")
+    yield call(g.probs(2, 7), -1).raises(ValueError).says("k = -1")
 
 
 def _keep(probs: Tensor, mask: Tensor) -> Tensor:
@@ -431,13 +451,13 @@ def _(g: Gen):
 @top_p_filter.group("p = 1")
 def _(g: Gen):
     """p = 1 keeps every token."""
-    for probs in (
-        g.probs(7),
-        g.probs(2, 3, 7),
-        torch.full((7,), 1 / 7),
-        g.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.1999999]]),  # the second total is below 1
+    for probs, words in (
+        (g.probs(7), "one row"),
+        (g.probs(2, 3, 7), "batch dimensions"),
+        (torch.full((7,), 1 / 7), "all tokens equal"),
+        (g.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.1999999]]), "a rounded sum below 1"),
     ):
-        yield call(probs, 1.0).expect(probs)
+        yield call(probs, 1.0).expect(probs).says(words)
     yield call(g.tensor([0.5, 0.25, 0.125, 0.125]), 1.0).says("exact fractions")
     yield call(torch.full((2, 10), 0.1), 1.0).says("a rounded sum above 1")
 
@@ -454,15 +474,16 @@ def _(g: Gen):
 @top_p_filter.group("gradient")
 def _(g: Gen):
     """Gradients flow to the kept tokens, through the renormalisation, too."""
-    yield call(shuffled(g, NUCLEI), 0.6).gradient()
-    yield tolerant(call(shuffled(g, NUCLEI, torch.float64), 0.88), torch.float64).gradient()
+    yield call(shuffled(g, NUCLEI), 0.6).gradient().says("p = 0.6")
+    double = tolerant(call(shuffled(g, NUCLEI, torch.float64), 0.88), torch.float64)
+    yield double.gradient().says("p = 0.88, float64")
 
 
 @top_p_filter.group("errors")
 def _(g: Gen):
     """Refuses a p outside (0, 1] with a ValueError."""
     for p in (0.0, -0.3, 1.01, 2.0):
-        yield call(g.probs(7), p).raises(ValueError)
+        yield call(g.probs(7), p).raises(ValueError).says(f"p = {p}")
 
 
 def _ranked(probs: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -535,6 +556,14 @@ def _(probs, p):
     """The right tokens survive, but the rows no longer sum to 1: divide by what is left of each row."""
     order, _mass, before = _ranked(probs, p)
     return probs * _unsort(order, before < p)
+
+
+@top_p_filter.near_miss("one-sum-for-all-rows")
+def _(probs, p):
+    """The kept mass is summed over all rows together, so a row of a batch does not sum to 1: sum along dim=-1 with keepdim=True."""
+    order, _mass, before = _ranked(probs, p)
+    kept = probs * _unsort(order, before < p)
+    return kept / kept.sum()
 
 
 @top_p_filter.near_miss("softmax-again")
@@ -620,7 +649,7 @@ def _(g: Gen):
 @sampling_distribution.group("temperature zero")
 def _(g: Gen):
     """At temperature 0 the most probable token has all the mass."""
-    yield call(g.randn(2, 7), temperature=0.0)
+    yield call(g.randn(2, 7), temperature=0.0).says("without truncation")
     yield call(g.randn(2, 7), 0.0, 3, 0.9).says("with truncation")
     yield call(g.tensor([0.0, 2.0, 2.0, 1.0]), 0.0).expect(g.tensor([0.0, 1, 0, 0])).says("a tie")
     close = shuffled(g, [[1.0, 1.0 - 2**-10, 1.0 - 2**-9]] * 2)
@@ -638,9 +667,9 @@ def _(g: Gen):
 @sampling_distribution.group("gradient")
 def _(g: Gen):
     """Gradients flow to the logits."""
-    yield call(spaced_logits(g, 2), 1.5).gradient()
+    yield call(spaced_logits(g, 2), 1.5).gradient().says("temperature alone")
     all_three = call(spaced_logits(g, 2, torch.float64), 1.5, 4, 0.7)
-    yield tolerant(all_three, torch.float64).gradient()
+    yield tolerant(all_three, torch.float64).gradient().says("all three, float64")
 
 
 def _truncate(probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
@@ -705,6 +734,14 @@ def _(logits, temperature=1.0, top_k=None, top_p=None):
     """The truncated distribution does not sum to 1: renormalise after top-k and again after top-p."""
     probs = ref.softmax_with_temperature(logits, temperature)
     return probs * (_truncate(probs, top_k, top_p) > 0)
+
+
+@sampling_distribution.near_miss("one-sum-for-all-rows")
+def _(logits, temperature=1.0, top_k=None, top_p=None):
+    """The kept mass is summed over all rows together, so a row of a batch does not sum to 1: sum along dim=-1 with keepdim=True."""
+    probs = ref.softmax_with_temperature(logits, temperature)
+    kept = probs * (_truncate(probs, top_k, top_p) > 0)
+    return kept / kept.sum()
 
 
 # --- sample_from_uniform
@@ -888,7 +925,7 @@ def _(g: Gen):
     last = g.tensor([[1.0, 3, 3, 0, 3, 0], [0, 0, 2, 2, 2, 1], [4, 1, 0, 4, 4, 4]])[:, g.perm(6)]
 
     tied = HistoryModel(last.repeat(2, 1).double(), torch.zeros(6, 6, dtype=torch.float64))
-    yield call(tied, g.ints(0, 6, 3, 2), 5)
+    yield call(tied, g.ints(0, 6, 3, 2), 5).says("several tokens tie at every step")
     yield call(SameLogits(torch.zeros(8)), g.ints(0, 8, 2, 2), 2).says("all tokens equal")
 
 
@@ -1166,7 +1203,7 @@ def _(g: Gen):
         yield call(served(scripted_model(prompt, vocab, texts)), prompt, 6, eos_id=eos).says(words)
         yield call(
             served(scripted_model(prompt, vocab, texts)), prompt, 3, temperature=0.8, top_k=3, eos_id=eos
-        )
+        ).says("cut off before all end")
         row = prompt[1:2]
         yield call(served(scripted_model(row, vocab, texts[2:])), row, 6, 1.0, None, 0.9, eos).says(
             "EOS in the prompt"
@@ -1960,8 +1997,9 @@ def _(g: Gen):
 @min_p_filter.group("gradient")
 def _(g: Gen):
     """Gradients flow to the kept tokens, through the renormalisation, too."""
-    yield call(shuffled(g, NUCLEI), 0.35).gradient()
-    yield tolerant(call(shuffled(g, NUCLEI, torch.float64), 0.55), torch.float64).gradient()
+    yield call(shuffled(g, NUCLEI), 0.35).gradient().says("min_p = 0.35")
+    double = tolerant(call(shuffled(g, NUCLEI, torch.float64), 0.55), torch.float64)
+    yield double.gradient().says("min_p = 0.55, float64")
 
 
 @min_p_filter.near_miss("absolute-threshold")
@@ -1980,6 +2018,13 @@ def _(probs, min_p):
 def _(probs, min_p):
     """The right tokens survive, but the rows no longer sum to 1: divide by what is left of each row."""
     return probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
+
+
+@min_p_filter.near_miss("one-sum-for-all-rows")
+def _(probs, min_p):
+    """The kept mass is summed over all rows together, so a row of a batch does not sum to 1: sum along dim=-1 with keepdim=True."""
+    kept = probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
+    return kept / kept.sum()
 
 
 @min_p_filter.near_miss("softmax-again")
