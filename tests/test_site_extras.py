@@ -1,5 +1,6 @@
 """What a reader finds beside the text: notebooks, links to services, a printed book, a page that works without script."""
 
+import ast
 import html
 import json
 import os
@@ -645,12 +646,61 @@ def test_lines_of_code_keep_every_character():
     from pygments import highlight
     from pygments.lexers import BashLexer, PythonLexer
 
-    files = [(ROOT / "src" / "course_llm" / f"{name}.py", PythonLexer(stripnl=False)) for name in ("attention", "loss", "mla")]  # fmt: skip
-    for path, lexer in [*files, (ROOT / "scripts" / "system_packages.sh", BashLexer(stripnl=False))]:
-        source = path.read_text(encoding="utf-8")
-        shown = highlight(source, lexer, code_lines.LineFormatter())
-        assert html.unescape(re.sub(r"<[^>]*>", "", shown)).rstrip() == source.rstrip(), path
-        assert '<span class="kept">' in shown
+    def shown(source, lexer):
+        lines = highlight(source, lexer(stripnl=False), code_lines.LineFormatter())
+        assert '<span class="kept">' in lines
+        return html.unescape(re.sub(r"<[^>]*>", "", lines)).rstrip()
+
+    def unbroken(source):
+        """The program, with each run of white space in a text as one space."""
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = " ".join(node.value.split())
+        return ast.dump(tree)
+
+    for name in ("attention", "loss", "mla"):
+        source = (ROOT / "src" / "course_llm" / f"{name}.py").read_text(encoding="utf-8")
+        page = shown(source, PythonLexer)
+        assert page.split() == source.split() and unbroken(page) == unbroken(source), name
+    script = (ROOT / "scripts" / "system_packages.sh").read_text(encoding="utf-8")
+    assert shown(script, BashLexer) == script.rstrip()
+
+
+def test_a_paragraph_of_a_docstring_is_one_line_and_its_items_are_not():
+    import code_lines
+    from pygments import highlight
+    from pygments.lexers import PythonLexer
+
+    long = "one " * 25 + "two"  # as wide as the source, so that the next word begins a line
+    source = f'''def f(a, b, c):
+    """Does it.
+
+    {long}
+    three.
+
+    Short line.
+    Another.
+
+    - {long}
+      four
+    - {long}
+    - five
+
+    Args:
+        a: {long}
+            six.
+        b, c: {long}
+        d: seven.
+    """
+'''
+    lines = highlight(source, PythonLexer(), code_lines.LineFormatter())
+    text = html.unescape(re.sub(r"<[^>]*>", "", lines)).splitlines()
+    stripped = [line.strip() for line in text if line.strip()]
+    assert stripped == [
+        "def f(a, b, c):", '"""Does it.', f"{long} three.", "Short line.", "Another.", f"- {long} four", f"- {long}",
+        "- five", "Args:", f"a: {long} six.", f"b, c: {long}", "d: seven.", '"""',
+    ]  # fmt: skip
 
 
 def test_reference_takes_docstrings_as_they_are_meant():

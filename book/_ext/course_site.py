@@ -39,6 +39,7 @@ IMPORT = re.compile(
     r"^\s*(?:from course_llm(?:\.(\w+))? import ([\w, ]+)|import course_llm\.(\w+))", re.MULTILINE
 )
 READ = re.compile(r"""["'](\.\./[\w./-]+\.json)["']""")  # a cell runs in its page's folder
+PER_CENT = re.compile(r"(?<=\d) %")
 
 
 # ---- pages that are to be executed again ----
@@ -109,10 +110,25 @@ def outdated_pages(app, env, added, changed, removed):
     return outdated
 
 
+# The modules that the chapters share, in the order in which the reference describes them.
+SHARED = (
+    *("weights", "bundled", "model", "layers", "latent_layer", "experts"),
+    *("caches", "compact_caches", "generation", "nucleus", "speculative", "compiled_steps", "prepack"),
+    *("checkpoints", "hf", "hf_config", "gguf", "model_shapes"),
+    *("corpus", "tokenizer"),
+    *("recipe", "trainer", "training_run", "training_step", "training_data", "regularized_loss"),
+    *("training_reports", "workers"),
+    *("plotting", "live"),
+)
+
+
 def api_modules(app):
-    """Public modules of the package, those of the chapters with a star."""
+    """Public modules of the package, those of the chapters with a star, in the order of the book."""
     names = sorted(module.name for module in pkgutil.iter_modules(course_llm.__path__))
     chapters = {path.stem for path in Path(app.srcdir, "solutions").glob("*.py")}
+    contents = Path(app.srcdir, "_toc.yml").read_text(encoding="utf-8")
+    order = [*re.findall(r"file: book/(\w+)$", contents, re.MULTILINE), *SHARED]
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
     return [name + "*" * (name in chapters) for name in names if not name.startswith("_")]
 
 
@@ -126,6 +142,15 @@ def are_columns(text):
     lines = [line for line in text.split("\n") if line.strip()]
     aligned = [line for line in lines if "  " in line.rstrip()]
     return len(lines) > 1 and max(map(len, lines)) <= LONGEST_ROW and 2 * len(aligned) >= len(lines)
+
+
+def keep_units(app, doctree):
+    """No line ends between a number and its sign of per cent."""
+    for text in list(doctree.findall(nodes.Text)):
+        if isinstance(text.parent, (nodes.literal, nodes.literal_block, nodes.math, nodes.math_block, nodes.raw)):
+            continue
+        if (kept := PER_CENT.sub("\u00a0%", text)) != text:
+            text.parent.replace(text, nodes.Text(kept))
 
 
 def mark_columns(app, doctree):
@@ -189,8 +214,7 @@ def exercise_sheet(app, stem):
     if not path.exists():
         logger.warning("%s is missing; `make sync` writes it", relative, location=app.env.docname)
         return ""
-    parts = [f"- {{download}}`Download the notebook </{relative}>`"]
-    parts.append("")
+    parts = [f"{{download}}`Download the notebook </{relative}>`\n"]
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         graded = cell["metadata"].get("nbgrader", {})
@@ -361,6 +385,7 @@ def setup(app):
     app.connect("source-read", write_exercise_sheet)
     app.connect("doctree-read", keep_opening)
     app.connect("doctree-read", mark_columns)
+    app.connect("doctree-read", keep_units)
     app.connect("doctree-resolved", fill_cards)
     app.connect("html-page-context", describe_page)
     app.connect("html-collect-pages", extra_pages)

@@ -41,6 +41,7 @@ EARLY = re.compile(r'<link rel="preload" as="script"[^>]*>\s*')
 OPTIONS = re.compile(r'<script src="[^"]*documentation_options\.js[^"]*"></script>')
 TABS = re.compile(r'<script ([^>]*)src="([^"]*design-tabs\.js[^"]*)"></script>')
 PICTURE = re.compile(r'(<img class="only-\w+" src=")data:image/(svg\+xml|png)(?:;base64)?,([^"]*)"')
+PART, BREAK = re.compile(r"(?<=[^._/])([._/]+)(?=[^._/])"), r"\1<wbr>"
 MENDED = [
     # the name of a control must hold the words that are seen on it
     (re.compile(r'(<button class="btn search-button-field[^>]*?)\s+aria-label="Search"'), r"\1"),
@@ -60,8 +61,11 @@ MENDED = [
         re.compile(r'(dataset\.theme = localStorage\.getItem\("theme"\) \|\| )"auto"'),
         r'\1(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")',
     ),
-    # a word of code that may be longer than a line of a narrow page
-    (re.compile(r'<span class="pre">(?=(?:&\w+;|[^<&]){29})'), '<span class="pre long">'),
+    # a word of code that may be longer than a line of a narrow page ends it behind a dot, a slash or an underscore
+    (
+        re.compile(r'<span class="pre">((?:&\w+;|[^<&]){29,})(?=</span>)'),
+        lambda match: f'<span class="pre long">{PART.sub(BREAK, match[1])}',
+    ),
     # deprecated roles
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),

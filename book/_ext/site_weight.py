@@ -210,6 +210,8 @@ def save_subset(source: Path, target: Path, points):
     if "MATH" in font:
         fitting_roots(font)
         even_roots(font)
+        # a subscript hangs as low behind q and a bracket as behind x, as in TeX
+        font["MATH"].table.MathConstants.SubscriptBaselineDropMin.Value = 0
     font.flavor = "woff2"
     font.save(target)
 
