@@ -4,9 +4,14 @@
 # You build a decoder block from its parts: attention over one set of keys, the split into heads, multi-head attention,
 # two ways to tell a model where a token stands, and the block that a decoder stacks.
 #
-# Three conventions hold throughout. Vectors are rows and are multiplied by matrices from the right, `x @ w`. `*batch` in
-# a shape stands for any number of batch axes, none included. A float result has the dtype of its inputs, also in `float16`
-# and `bfloat16`, and no input is changed in place. Gradients must flow to every float input but a mask.
+# Some things hold everywhere:
+#
+# - Vectors are rows and are multiplied by matrices from the right, `x @ w`.
+# - `*batch` in a shape stands for any number of batch axes, or none.
+# - A float result has the dtype of its inputs, also in `float16` and `bfloat16`.
+# - No input is changed in place.
+# - Gradients flow to every float input but a mask.
+#
 # An answer may call the functions that you wrote in earlier cells.
 
 # %% given
@@ -172,7 +177,7 @@ def attention_parameter_count(d_hidden, heads, d_k=None, d_v=None):
 # **Given** the number of positions `seq`, the width `d_hidden` and a `base`, **return** a `float32` tensor
 # `(seq, d_hidden)`, one row per position, counted from 0.
 #
-# **Rule.** Columns come in pairs. For the pair $i = 0, 1, …, d_\text{hidden}/2 - 1$ and position $t$,
+# **Rule.** Columns come in pairs. For the pair $i = 0, 1, \dots, d_\text{hidden}/2 - 1$ and position $t$,
 #
 # $$\begin{aligned}
 # \text{column } 2i &: \quad \sin\frac{t}{\text{base}^{2i/d_\text{hidden}}} \\
@@ -250,16 +255,16 @@ def apply_rope(x, positions, base=10000.0):
 # **Rule.** Pre-norm, with two residual connections:
 #
 # $$\begin{aligned}
-# h &= x + \mathrm{attention}(\mathrm{norm}_1(x)) \\
-# \text{result} &= h + \mathrm{feedforward}(\mathrm{norm}_2(h))
+# h &= x + \mathrm{MultiHead}(\mathrm{norm}_1(x)) \\
+# \text{result} &= h + \mathrm{FFN}(\mathrm{norm}_2(h))
 # \end{aligned}$$
 #
 # - $\mathrm{norm}$ is LayerNorm over the last axis: subtract the mean, divide by $\sqrt{\text{variance} + 10^{-5}}$ (the variance
 #   divides by `d_hidden`), multiply by the scale, add the bias. `ln1_scale`, `ln1_bias` belong to the first, `ln2_scale`,
 #   `ln2_bias` to the second.
-# - attention is multi-head self-attention with `w_q`, `w_k`, `w_v`, `w_o`, all `(d_hidden, d_hidden)` here. It is causal: position
-#   $i$ attends to the positions $0 … i$.
-# - feedforward is $\mathrm{GELU}(x W_\mathrm{up} + b_\mathrm{up}) W_\mathrm{down} + b_\mathrm{down}$ with the exact GELU, `F.gelu(...)`.
+# - $\mathrm{MultiHead}$ is multi-head self-attention with `w_q`, `w_k`, `w_v`, `w_o`, all `(d_hidden, d_hidden)` here. It is causal: position
+#   $i$ attends to the positions $0 \dots i$.
+# - $\mathrm{FFN}(z) = \mathrm{GELU}(z\,W_{\mathrm{up}} + b_{\mathrm{up}})\,W_{\mathrm{down}} + b_{\mathrm{down}}$, the feed-forward layer, with the exact GELU, `F.gelu(...)`.
 #
 # There is no position encoding and no norm at the end.
 #

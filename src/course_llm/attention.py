@@ -205,8 +205,8 @@ def decoder_block(
 ) -> Float[Tensor, "batch seq d_hidden"]:
     """Applies a pre-norm decoder block: causal attention, GELU feed-forward (GPT-2, Radford et al. 2019).
 
-    h = x + attention(norm1(x)), result = h + feed_forward(norm2(h)). Causal: a position attends to itself
-    and to earlier ones. No position encoding, no norm at the end.
+    h = x + MultiHead(norm1(x)), result = h + FFN(norm2(h)); FFN is the feed-forward layer. Causal: a
+    position attends to itself and to earlier ones. No position encoding, no norm at the end.
 
     Args:
         x: the residual stream.

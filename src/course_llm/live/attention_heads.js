@@ -114,7 +114,7 @@ export default {
     const side = 24;
     const left = 4;
     const cells = tokens.map((_, i) => tokens.map((_, j) => draw("rect", {
-      x: left + j * side + 1, y: i * side + 1, width: side - 2, height: side - 2, fill: "var(--live-1)",
+      x: left + j * side + 1.5, y: i * side + 1.5, width: side - 3, height: side - 3, "stroke-dasharray": "2 3",
     })));
     const frame = draw("rect", { width: tokens.length * side, height: side, fill: "none",
       stroke: "var(--live-2)", "stroke-width": 2 });
@@ -126,7 +126,7 @@ export default {
     const width = left + tokens.length * side + 80;
     const height = tokens.length * side + 72;
     const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "All weights: one row per query, one column per key; darker cells are larger weights" },
+      "aria-label": "All weights: one row per query, one column per key; the fuller the colour, the larger the weight; hidden keys are empty" },
       ...cells.flat(), frame, ...names, ...columns);
     picture.style.cssText = `width: 100%; max-width: ${1.25 * width}px; height: auto;`;
 
@@ -144,7 +144,12 @@ export default {
         row.bar.style.width = `${100 * weights[query][j]}%`;
         row.node.className = score === null ? "off" : "";
       });
-      cells.forEach((line, i) => line.forEach((cell, j) => cell.setAttribute("fill-opacity", 0.06 + 0.94 * weights[i][j])));
+      cells.forEach((line, i) => line.forEach((cell, j) => {
+        const hidden = scores[i][j] === null;
+        cell.setAttribute("fill", hidden ? "none" : "var(--live-1)");
+        cell.setAttribute("fill-opacity", 0.1 + 0.9 * Math.sqrt(weights[i][j])); // the root keeps small weights apart from 0
+        cell.setAttribute("stroke", hidden ? "var(--live-line)" : "none");
+      }));
       frame.setAttribute("x", left);
       frame.setAttribute("y", query * side);
       const best = weights[query].indexOf(Math.max(...weights[query]));
@@ -173,7 +178,8 @@ export default {
           (name) => (name ? make("th", { scope: "col" }, name) : make("td", {}))))),
         make("tbody", {}, ...rows.map((row) => row.node)))),
       said,
-      picture);
+      picture,
+      make("p", { class: "small" }, "A row is a query, a column is a key. The fuller the colour, the larger the weight. A dashed cell is a hidden key."));
     for (const key of ["x", "w_q", "w_k", "head", "query", "causal", "scaled"]) model.on(`change:${key}`, update);
     update();
   },
