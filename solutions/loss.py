@@ -11,7 +11,7 @@
 # transposes of other tensors. A wrong argument raises a `ValueError` with a message where the docstring says so. You may use your own functions from above.
 #
 # A `model` is a function: token ids `(batch, seq)` go in, logits `(batch, seq, vocab)` come out. It is causal: the logits at
-# position t depend on the tokens up to t.
+# position $t$ depend on the tokens up to $t$.
 
 # %% given
 from torch.utils.checkpoint import checkpoint
@@ -49,7 +49,7 @@ def log_softmax(logits):
 # ## Cross-entropy
 #
 # **Given** `logits` `(*batch, vocab)` and `targets` `(*batch)` with token ids, **return** the mean of $-\log P(\text{target})$, a
-# 0-d tensor. There may be no batch dimension at all: logits `(vocab,)` and one target, 0-d.
+# tensor of shape `()`. There may be no batch dimension at all: logits `(vocab,)` and one target of shape `()`.
 #
 # - Targets equal to `ignore_index` do not count: neither in the sum nor in the number that divides it. `ignore_index` may be
 #   any integer, inside the vocabulary or outside.
@@ -100,11 +100,11 @@ def shift_for_next_token(ids):
 # ## The training loss of a language model
 #
 # **Given** `logits` `(batch, seq, vocab)`, the model's answer to `ids` `(batch, seq)`, **return** the mean loss of predicting each
-# token from those before it, 0-d, in nats. Neither argument is shifted: the shift happens here. The logits at position t
-# are scored against the token at t + 1; the last logits have no target, the first token is no target.
+# token from those before it, in nats, a tensor of shape `()`. Neither argument is shifted: the shift happens here. The logits
+# at position $t$ are scored against the token at $t + 1$; the last logits have no target, the first token is no target.
 #
-# - Targets equal to `pad_id` do not count. `pad_id` is a token id below the vocabulary, 0 among them; `None` means that there
-#   is no padding.
+# - Targets equal to `pad_id` do not count. `pad_id` is a token id of the vocabulary, and 0 is allowed; `None` means that
+#   there is no padding.
 # - What decides is the target: a real token that follows padding counts.
 # - The mean is over all targets of the batch that count, not row by row.
 # - When no target is left (texts of one token, or all targets padded), the loss is 0.
@@ -156,13 +156,13 @@ def sequence_log_prob(logits, ids):
 # %% [markdown] exercise="perplexity" points=5 minutes=10
 # ## Perplexity
 #
-# A data set was evaluated in batches of unequal size. Given `nll_sums`, the summed loss of each batch in nats, and
-# `token_counts`, the number of tokens of each batch (both 1-D), return the perplexity of the whole set as a 0-d tensor in the
-# dtype of `nll_sums`:
+# A data set was evaluated in batches of unequal size. **Given** `nll_sums` `(batches,)`, the summed loss of each batch in nats,
+# and `token_counts` `(batches,)`, the number of tokens of each batch, **return** the perplexity of the whole set, a tensor of
+# shape `()` in the dtype of `nll_sums`:
 #
 # $$\exp\left(\frac{\text{all nats}}{\text{all tokens}}\right)$$
 #
-# A batch may be empty, with sum 0 and count 0; it changes nothing. Some batch has a token.
+# A batch may be empty, with sum 0 and count 0; it changes nothing. At least one batch has a token.
 #
 # **Example.** Sums `[1, 12]` and counts `[1, 3]` give $\exp(13/4) = 25.8$.
 
@@ -180,8 +180,8 @@ def perplexity(nll_sums, token_counts):
 # %% [markdown] exercise="bits_per_byte" points=4 minutes=10
 # ## Bits per byte
 #
-# **Given** `nll_sum`, the loss of a whole text in nats (a 0-d tensor), and the `text`, **return** the number of bits that the model
-# needs per byte, a 0-d tensor. A bit is $\ln 2$ nats. The bytes are those of the text in UTF-8, spaces and line ends among
+# **Given** `nll_sum`, the loss of a whole text in nats (a tensor of shape `()`), and the `text`, **return** the number of bits that
+# the model needs per byte, also of shape `()`. A bit is $\ln 2$ nats. The bytes are those of the text in UTF-8, spaces and line ends among
 # them: `"β"` has two, `"→"` three. An empty text raises a `ValueError` with a message.
 #
 # **Example.** $8 \ln 2$ nats for `"aorta"` are 8 bits over 5 bytes, 1.6. The same nats for `"β-cell"` are 8 bits over 7 bytes.
@@ -224,18 +224,18 @@ def cross_entropy_gradient(logits, targets):
 # 2. `F.one_hot(targets, vocab)` has a 1 at each target. It is an integer tensor: convert it.
 # 3. `probs[rows, targets] -= 1` changes the softmax in place, and autograd needs the softmax for the second derivative.
 #    Subtract a one-hot tensor instead.
-# 4. The loss is a mean over n rows: divide by `len(targets)`.
+# 4. The loss is a mean over `n` rows: divide by `len(targets)`.
 
 # %% [markdown] exercise="free_running_predictions" points=6 minutes=20
 # ## Teacher forcing and free running
 #
-# Two functions. Both return a tensor `(batch, seq)` of token ids whose entry at t is the model's prediction (the arg-max of
-# its logits) after the inputs up to t.
+# Two functions. Both return a tensor `(batch, seq)` of token ids whose entry at $t$ is the model's prediction (the arg-max of
+# its logits) after the inputs up to $t$.
 #
 # - `teacher_forced_predictions(model, ids)`: every input is the true token.
 # - `free_running_predictions(model, ids, prompt_length)`: the inputs are the first `prompt_length` true tokens, then the
-#   model's own predictions. The input at t = `prompt_length` is the prediction made at `prompt_length − 1`, and so on.
-#   `prompt_length` is from 1 to seq.
+#   model's own predictions. The input at position `prompt_length` is the prediction made at `prompt_length − 1`, and so on.
+#   `prompt_length` is from 1 to `seq`.
 #
 # Ties go to the lower token id, as `argmax` does. A prediction is made from **everything** read so far, not from the last
 # token alone.
@@ -265,21 +265,21 @@ def teacher_forced_predictions(model, ids):
 # 2. For free running keep two tensors: what has been read, and what has been predicted.
 # 3. Read the prompt with one call; its predictions are entries 0 to `prompt_length − 1`.
 # 4. Then repeat: append the last prediction to what has been read, call the model, append its arg-max at the last position
-#    to the predictions, until there are seq of them.
+#    to the predictions, until there are `seq` of them.
 
 # %% [markdown] exercise="sliding_window_nll" points=5 minutes=20
 # ## A text longer than the window
 #
-# A model reads at most `window` tokens. Given `ids` `(1, n)`, return `(nll, n − 1)`: the summed loss in nats (a 0-d tensor),
-# and the number of tokens it is about. Every token but the first is scored exactly once.
+# A model reads at most `window` tokens. **Given** the `model`, the `ids` `(1, n)` of a text, `window` and `stride`, **return**
+# `(nll, n − 1)`: the summed loss in nats (a tensor of shape `()`), and the number of tokens it is about. Every token but the first is scored exactly once.
 #
-# - Windows of `window` tokens start at 0, `stride`, 2·`stride`, …; the last starts at max(0, n − window), so that it is full
+# - Windows of `window` tokens start at 0, `stride`, `2 · stride`, …; the last starts at `max(0, n − window)`, so that it is full
 #   whenever the text is long enough.
 # - A window goes to the model by itself. Its targets are its tokens but its first.
 # - It scores those targets that no earlier window has scored; the other tokens are context.
 # - Unless `stride < window`, raise a `ValueError` with a message. (`stride` is at least 1.)
 #
-# **Example.** n = 9, `window=4`, `stride=2`. The windows start at 0, 2, 4 and 5. The first scores tokens 1, 2, 3; the second
+# **Example.** `n = 9`, `window=4`, `stride=2`. The windows start at 0, 2, 4 and 5. The first scores tokens 1, 2, 3; the second
 # 4 and 5; the third 6 and 7; the last 8. That is 8 tokens.
 
 # %% exercise="sliding_window_nll"
@@ -303,25 +303,26 @@ def sliding_window_nll(model, ids, window, stride):
 # %% [markdown] hints="sliding_window_nll"
 # 1. First list the starts: `range(0, last, stride)` and then `last`, with `last = max(0, n - window)`.
 # 2. Remember up to which token everything is scored. At the beginning that is token 0, which is given.
-# 3. In a window that starts at s, the logits at position i score token s + i + 1.
+# 3. In a window that starts at $s$, the logits at position $i$ score token $s + i + 1$.
 # 4. With `scored` tokens done, skip the first `scored − s − 1` losses of the window.
 
 # %% [markdown] exercise="chunked_cross_entropy" points=8 minutes=30
 # ## The loss of a big vocabulary
 #
 # **Given** the last hidden states `hidden` `(n, d_hidden)`, the output projection `w_vocab` `(d_hidden, vocab)` and `targets`
-# `(n,)`, **return** the mean cross-entropy of the logits `hidden @ w_vocab`, 0-d, without ever holding `n · vocab` numbers.
+# `(n,)`, **return** the mean cross-entropy of the logits `hidden @ w_vocab`, a tensor of shape `()`, without holding the
+# logits of all rows at once.
 #
-# - Work on `chunk` rows at a time. `chunk` need not divide n and may be larger than n. Equal to the full loss means: add the
-#   sums of the chunks and divide once by n.
+# - Work on `chunk` rows at a time. `chunk` need not divide `n` and may be larger than `n`: then there is one chunk of `n` rows.
+# - The result equals the full loss, the one of all rows at once: add the sums of the chunks and divide once by `n`.
 # - The gradients in `hidden` and in `w_vocab` equal those of the full loss.
-# - No tensor of `n · vocab` elements is made, and the chunks' logits are not kept for backward either: together they would be
-#   the same `n · vocab` numbers. Each chunk is computed again in backward.
+# - With `chunk` below `n` no tensor of `n · vocab` elements is made, and the chunks' logits are not kept for backward either:
+#   together they would be the same `n · vocab` numbers. Each chunk is computed again in backward.
 #
 # `checkpoint(f, *args, use_reentrant=False)`, imported above, returns `f(*args)` but keeps only `args`, and calls `f` again in
 # backward. A `torch.autograd.Function` of your own does as well.
 #
-# **Example.** n = 5 rows and `chunk=2` are chunks of 2, 2 and 1 rows.
+# **Example.** `n = 5` rows and `chunk=2` are chunks of 2, 2 and 1 rows.
 
 # %% exercise="chunked_cross_entropy"
 def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
@@ -339,7 +340,7 @@ def chunked_cross_entropy(hidden, w_vocab, targets, chunk):
     ### END SOLUTION
 
 # %% [markdown] hints="chunked_cross_entropy"
-# 1. Write the plain loop first: for each chunk of rows, logits, then the **sum** of the losses; at the end divide by n.
+# 1. Write the plain loop first: for each chunk of rows, logits, then the **sum** of the losses; at the end divide by `n`.
 # 2. The plain loop gives the right numbers, but autograd keeps each chunk's logits. Put a chunk's computation into a function
 #    of its own.
 # 3. Call this function through `checkpoint(..., use_reentrant=False)`, with `hidden[rows]`, `w_vocab` and `targets[rows]` as

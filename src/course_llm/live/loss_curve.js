@@ -74,10 +74,10 @@ export default {
     svg.append(guides, point);
 
     const measures = [
-      ["nats", "loss in nats, −ln p", nats, 3],
-      ["bits", "loss in bits, −log₂ p", bits, 3],
+      ["nats", "loss in nats, −ln p", nats, 3],
+      ["bits", "loss in bits, −log₂ p", bits, 3],
       ["choices", "as hard as guessing among 1/p tokens", choices, 2],
-      ["slope", "gradient in the token’s logit, p − 1", slope, 3],
+      ["slope", "gradient in the token’s logit, p − 1", slope, 3],
     ].map(([id, words, value, digits]) => {
       const output = make("span", { "data-testid": id });
       return { output, value, digits, node: make("tr", {}, make("th", { scope: "row" }, words), make("td", {}, output)) };
