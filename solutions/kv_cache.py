@@ -22,7 +22,7 @@ from course_llm.attention import apply_rope
 # prompt (queries = keys), a chunk, or one token (queries = 1).
 #
 # **Return** `(..., queries, d_v)`: $\mathrm{softmax}(q k^\top / \sqrt{d_k})\, v$, where each query sees the keys up to its own position and none
-# behind it. Query $i$ of $n$ stands at position keys − $n$ + $i$.
+# behind it. Query $i$ of $n$, counted from 0, stands at position keys − $n$ + $i$.
 #
 # **Example.** 2 queries on 5 keys stand at positions 3 and 4. The first sees keys 0–3, the second keys 0–4.
 #
@@ -57,7 +57,7 @@ def cached_attention(q, k, v):
 # - `reset()` forgets all of them; the cache can be filled again.
 # - When the new tokens do not fit, `update` raises a `ValueError` and changes nothing.
 #
-# The cache copies what it is handed: changing `k` afterwards must not change the cache. What `update` returned keeps
+# New rows are copied in: changing `k` afterwards must not change the cache. What `update` returned keeps
 # its values while the cache grows; it may be a view of the buffer, so that returning it copies nothing.
 #
 # **Example.** With `max_seq=4`, after an update with 3 tokens and one with 1, `length` is 4 and the second call has returned
@@ -199,10 +199,16 @@ def positions_from_padding(real):
 # $$w = 2 d^2 + 2\, d \cdot \text{kv\_heads} \cdot \text{head\_dim} + 2\, d \cdot d_\mathrm{ff}$$
 #
 # weights (queries and output; keys and values; two feed-forward matrices). Each weight costs a multiplication and an addition per
-# token, and attention $4 \cdot \text{seq} \cdot d$ more for scores and weighted sum:
+# token, and attention $4 \cdot \text{seq} \cdot d$ more for scores and weighted sum.
 #
-# - $\text{FLOPs} = \text{batch} \cdot \text{layers} \cdot (2 w + 4 \cdot \text{seq} \cdot d)$
-# - $\text{bytes} = \text{bytes\_per\_element} \cdot \text{layers} \cdot (w + 2 \cdot \text{batch} \cdot \text{seq} \cdot \text{kv\_heads} \cdot \text{head\_dim})$
+# $$\text{FLOPs} = \text{batch} \cdot \text{layers} \cdot (2 w + 4 \cdot \text{seq} \cdot d)$$
+#
+# The bytes are those of the weights and of all keys and values, with bytes_per_element for each number:
+#
+# $$\begin{aligned}
+# \text{bytes} = \ &\text{bytes\_per\_element} \cdot \text{layers} \\
+# &\cdot (w + 2 \cdot \text{batch} \cdot \text{seq} \cdot \text{kv\_heads} \cdot \text{head\_dim})
+# \end{aligned}$$
 #
 # Embeddings, norms and biases are left out.
 #
@@ -359,7 +365,7 @@ class RollingKVCache:
 # **`dequantize_kv(q, scale)`**: return `q * scale` in the dtype of the scale. In float32 no number may be off by more than
 # scale / 2. Zeros come back as zeros, also in a token that is all zero.
 #
-# **Example.** (−2.54, 1.27, 0) has scale 0.02 and q = (−127, 64, 0), or 63 where 63.5 rounds down; it comes back as (−2.54, 1.28, 0).
+# **Example.** (−2.54, 1.234, 0) has scale 0.02 and q = (−127, 62, 0), since 1.234 / 0.02 = 61.7; it comes back as (−2.54, 1.24, 0).
 
 # %% exercise="quantize_kv"
 def quantize_kv(x):

@@ -35,7 +35,7 @@ def _refuse_foreign_rows(who: str, k: Tensor, v: Tensor, shape: tuple[int, ...],
 
 
 def _attend_at_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last rows: query i of n may see the keys up to position keys - n + i."""
+    """Causal attention of the last rows: query i of n, from 0, sees the keys up to position keys - n + i."""
     queries, keys = q.shape[-2], k.shape[-2]
     position = torch.arange(keys - queries, keys, device=q.device)
     hidden = torch.arange(keys, device=q.device) > position[:, None]  # (queries, keys)
@@ -112,7 +112,7 @@ class KVCache:
     ]:
         """Stores the new rows and returns the keys and values of all tokens so far, the new ones included.
 
-        The rows are copied: changing k or v afterwards does not change the cache. What was returned keeps its
+        The rows are copied in: changing k or v afterwards does not change the cache. What was returned keeps its
         values while the cache grows (until `reset`), and is meant for reading.
 
         Args:

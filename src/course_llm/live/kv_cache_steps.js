@@ -128,7 +128,7 @@ export default {
       show("intensity", (now.flops / read).toLocaleString("en", { maximumSignificantDigits: 3 }), now.flops / read);
       const ratio = sum(cost(false)) / sum(cost(true));
       const times = ratio.toLocaleString("en", { maximumSignificantDigits: 3 });
-      other.textContent = `Up to here, reading everything again costs ${times === "1" ? "as many FLOPs as" : `${times} times the FLOPs of`} the cache.`;
+      other.textContent = `Up to here, reading everything again costs ${times === "1" ? "" : `${times} times `}as many FLOPs as with the cache.`;
       other.dataset.value = ratio;
       before.textContent = s.record ? `(${s.record.toLocaleString("en")} tokens)` : "";
       before.style.borderColor = now.fresh > shown ? "var(--live-2)" : "";
