@@ -2,18 +2,18 @@
 
     python benchmarks/attention_kinds.py [--seeds 5] [--tokens 400000]
 
-The results lie beside this file in `attention_kinds.json`, one entry per run; runs that are there already are not
-repeated. The chapter on latent attention draws them.
+The results are data of the package, `src/course_llm/data/attention_kinds.json`, one entry per run; runs that are there
+already are not repeated. The chapter on latent attention draws them, in a clone or with the package alone.
 """
 
 import argparse
 import dataclasses
 import json
 import time
-from pathlib import Path
 
 import torch
 
+from course_llm import corpus
 from course_llm.layers import LatentConfig
 from course_llm.mla import cache_elements_per_token
 from course_llm.model import Decoder, ModelConfig
@@ -21,7 +21,7 @@ from course_llm.recipe import Recipe, Training
 from course_llm.tokenizer import load_tokenizer
 from course_llm.trainer import Trainer
 
-RESULTS = Path(__file__).with_suffix(".json")
+RESULTS = corpus.DATA / "attention_kinds.json"
 HEADS, HEAD_DIM, ROPE_DIM = 6, 16, 8
 KINDS = {  # arguments of ModelConfig, and of cache_elements_per_token
     "MHA": ({}, {"kind": "mha"}),
