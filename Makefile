@@ -63,7 +63,6 @@ serve: ## open the built book on http://localhost:$(PORT)
 
 test: install sandbox browser servers ## run the whole test suite
 	@$(BIN)/ruff check src autograder samples tests solutions scripts notebooks benchmarks
-	@$(MAKE) --no-print-directory gate
 	@$(BIN)/python -m pytest -n $$(($$(env -u OMP_NUM_THREADS nproc) + 2)) --dist loadfile --no-loadscope-reorder
 
 lint: install ## check and format the code
