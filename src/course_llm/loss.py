@@ -281,9 +281,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad_hidden[rows] = grad @ w_vocab.T
             if grad_w is not None:
                 _add_product(grad_w, kept[rows].T, grad)
-        share = grad_loss / counted.sum().clamp(
-            min=1
-        )  # of each row that counts; sums are smaller than logits
+        # each row's share in the mean enters here and not above: these sums have fewer elements than the logits
+        share = grad_loss / counted.sum().clamp(min=1)
         grad_hidden = None if grad_hidden is None else grad_hidden.mul_((counted * share)[:, None])
         grad_w = None if grad_w is None else grad_w.mul_(share).to(w_vocab.dtype)
         return grad_hidden, grad_w, None, None, None, None, None

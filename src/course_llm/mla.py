@@ -65,7 +65,7 @@ def expand_kv(
 
     Args:
         c: latents.
-        w_uk: up-projection to the keys; its columns are heads consecutive blocks of width d_h.
+        w_uk: up-projection to the keys; its columns are `heads` consecutive blocks of width d_h.
         w_uv: up-projection to the values, in the same blocks.
         heads: number of heads, a divisor of the width.
 

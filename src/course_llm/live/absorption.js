@@ -15,20 +15,20 @@ const MODELS = {
 
 function steps(form, n, { d_hidden, heads, d_h, d_c, d_r }) {
   const project = ["q, q^R, c, k^R from h", 2 * d_hidden * (heads * (d_h + d_r) + d_c + d_r), heads * (d_h + d_r) + d_c + d_r];
-  const rotary = ["rotary scores q^R · k^R", 2 * n * heads * d_r, heads * n];
-  const output = ["output: times W_O", 2 * heads * d_h * d_hidden, d_hidden];
+  const rotary = ["rotary scores q^R · k^R", 2 * n * heads * d_r, heads * n];
+  const output = ["output: times W_O", 2 * heads * d_h * d_hidden, d_hidden];
   if (form === "expanded") {
     return [project,
-      ["keys k = c · W_UK", 2 * n * d_c * heads * d_h, n * heads * d_h],
-      ["values v = c · W_UV", 2 * n * d_c * heads * d_h, n * heads * d_h],
-      ["content scores q · k", 2 * n * heads * d_h, heads * n], rotary,
+      ["keys k = c · W_UK", 2 * n * d_c * heads * d_h, n * heads * d_h],
+      ["values v = c · W_UV", 2 * n * d_c * heads * d_h, n * heads * d_h],
+      ["content scores q · k", 2 * n * heads * d_h, heads * n], rotary,
       ["weighted sum of v", 2 * n * heads * d_h, heads * d_h], output];
   }
   return [project,
-    ["query q · W_UK^⊤", 2 * heads * d_h * d_c, heads * d_c],
-    ["content scores (q W_UK^⊤) · c", 2 * n * heads * d_c, heads * n], rotary,
+    ["query q · W_UK^⊤", 2 * heads * d_h * d_c, heads * d_c],
+    ["content scores (q W_UK^⊤) · c", 2 * n * heads * d_c, heads * n], rotary,
     ["weighted sum of c", 2 * n * heads * d_c, heads * d_c],
-    ["result · W_UV", 2 * heads * d_h * d_c, heads * d_h], output];
+    ["result · W_UV", 2 * heads * d_h * d_c, heads * d_h], output];
 }
 
 // "W_UK^⊤" with its index below and its sign above the line
