@@ -706,11 +706,14 @@ def test_a_paragraph_of_a_docstring_is_one_line_and_its_items_are_not():
 def test_reference_takes_docstrings_as_they_are_meant():
     import reference
 
-    lines = ["Does it.", "", "    run --this", "    run --that", "", "Attributes:", "    low, high: bounds,", "        both.", "", "Returns:", "    two things: `a` * b."]  # fmt: skip
-    reference.plain_docstring(None, "", "", None, None, lines)
+    from course_llm import corpus
+
+    lines = ["Does it.", "", "    run --this", "    run --that", "", "Args:", "    low: as in `split`, not `Cache`.", "    high: a bound,", "        `None` for none.", "", "Returns:", "    two things: `a` * b."]  # fmt: skip
+    reference.plain_docstring(None, "function", "course_llm.corpus.is_validation", corpus.is_validation, None, lines)
     text = "\n".join(lines)
     assert "\n\n::\n\n    run --this\n    run --that\n\n" in text
-    assert "    low: bounds,\n        both.\n    high: bounds,\n        both.\n" in text
+    assert "    low: as in :py:obj:`split <course_llm.corpus.split>`, not ``Cache``.\n" in text
+    assert "    high: a bound,\n        ``None`` for none.\n" in text
     assert text.rstrip().endswith("    : two things: ``a`` \\* b.")
 
 

@@ -12,9 +12,9 @@ from course_llm.weights import LayerWeights, ModelWeights
 def bundled_weights(
     device: Any = None, path: str | Path = BUNDLED_PATH
 ) -> tuple[ModelWeights, CourseTokenizer]:
-    """Returns the weights of the bundled model, float32, and its tokenizer: `data/MODEL_CARD.md`.
+    """Returns the weights of the bundled model, in float32, and its tokenizer.
 
-    Matrices act on row vectors (`x @ w`), heads are consecutive column blocks. What the model writes sounds
+    `data/MODEL_CARD.md` in the package describes the model. Matrices act on row vectors (`x @ w`), heads are consecutive column blocks. What the model writes sounds
     like a medical dictionary and is made up: it is not medical information.
 
     Args:

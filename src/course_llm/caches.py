@@ -22,7 +22,11 @@ from torch import Tensor
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Returns heads, width of a key and width of a value that one token takes in one layer."""
+    """Returns heads, width of a key and width of a value that one token takes in one layer.
+
+    Args:
+        config: of the model, a `course_llm.model.ModelConfig`.
+    """
     if config.latent is not None:
         return 1, config.latent.d_c, config.latent.rope_dim
     return config.n_kv_heads, config.d_head, config.d_head
@@ -32,12 +36,16 @@ class Cache:
     """What all caches share; this class itself holds nothing.
 
     Args:
-        config: of the model.
+        config: of the model, a `course_llm.model.ModelConfig`.
         batch: rows.
-        dtype, device: of what is held.
+        dtype: in which keys and values are held.
+        device: where they are held.
 
     Attributes:
         length: tokens seen so far, padding counted.
+
+    Raises:
+        ValueError: batch is below 1.
     """
 
     def __init__(
@@ -50,10 +58,30 @@ class Cache:
         self.length: Any = 0
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores a layer's new keys and values and returns all those that its new tokens may attend to.
+
+        `length` stays what it is until `advance`.
+
+        Args:
+            layer: number of the layer, from 0.
+            k: keys of the new tokens, `(batch, kv_heads, new, key width)`: see `cache_shape`.
+            v: their values, `(batch, kv_heads, new, value width)`.
+
+        Returns:
+            keys `(batch, kv_heads, keys, key width)` and values `(batch, kv_heads, keys, value width)`, in the dtype
+            of what came; `key_slots` says where in the sequence each of them stands.
+
+        Raises:
+            ValueError: k has another batch or other heads.
+        """
         raise NotImplementedError
 
     def key_slots(self, slots: Int[Tensor, " new"]) -> Int[Tensor, " keys"]:
-        """Returns the place in the sequence of each key that `update` returns for new tokens at `slots`."""
+        """Returns the place in the sequence of each key that `update` returns.
+
+        Args:
+            slots: places of the new tokens.
+        """
         return torch.arange(self.length + len(slots), device=slots.device)
 
     def is_fresh(self) -> bool:
@@ -61,11 +89,19 @@ class Cache:
         return self.length == 0
 
     def sees_all(self, window: int | None) -> bool:
-        """Says whether one more token may attend to every key that `update` then returns."""
+        """Says whether one more token may attend to every key that `update` then returns.
+
+        Args:
+            window: of the model; None where a token sees all before it.
+        """
         return window is None or self.length + 1 <= window
 
     def advance(self, new: int) -> None:
-        """Counts tokens that every layer has been given."""
+        """Counts tokens that every layer has been given.
+
+        Args:
+            new: how many.
+        """
         self.length = self.length + new
 
     def reset(self) -> None:
@@ -75,15 +111,22 @@ class Cache:
     def crop(self, length: int) -> None:
         """Forgets all tokens but the first `length`.
 
+        Args:
+            length: tokens to keep.
+
         Raises:
-            ValueError: there are fewer, or this kind of cache can't.
+            ValueError: there are fewer, or this kind of cache cannot do it.
         """
         if not 0 <= length <= int(self.length):
             raise ValueError(f"crop needs 0 <= length <= {int(self.length)}, got length={length}")
         self.length = length
 
     def select(self, rows: Int[Tensor, " kept"]) -> None:
-        """Makes row i what row rows[i] was."""
+        """Makes row i what row `rows[i]` was.
+
+        Args:
+            rows: for each new row the number of an old one; they may repeat.
+        """
         self.batch = len(rows)
         self._apply(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
@@ -121,6 +164,7 @@ class GrowingCache(Cache):
         self.reset()
 
     def reset(self) -> None:
+        """Forgets everything and gives the memory back."""
         self.length = 0
         self.keys, self.values = self._empty(0, self.key_dim), self._empty(0, self.value_dim)
 
@@ -128,13 +172,14 @@ class GrowingCache(Cache):
         return [self.keys, self.values]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns all keys and values of the layer, the new ones last."""
+        """Returns all keys and values of the layer, the new ones last; see `Cache.update`."""
         self._refuse_other_batches(k)
         self.keys[layer] = torch.cat((self.keys[layer], k.to(self.dtype)), dim=2)
         self.values[layer] = torch.cat((self.values[layer], v.to(self.dtype)), dim=2)
         return self.keys[layer].to(k.dtype), self.values[layer].to(k.dtype)
 
     def crop(self, length: int) -> None:
+        """Forgets all tokens but the first `length` and gives the memory back; see `Cache.crop`."""
         super().crop(length)
         self._apply(lambda tensor: tensor[:, :, :length])
 
@@ -146,8 +191,14 @@ class ChunkedCache(GrowingCache):
     values several times faster than a part of each head's memory: see `course_llm.layers.attend`.
 
     Args:
-        config, batch, dtype, device: as in `Cache`.
+        config: as in `Cache`.
+        batch: as in `Cache`.
+        dtype: as in `Cache`.
+        device: as in `Cache`.
         chunk: tokens by which each head's memory grows.
+
+    Raises:
+        ValueError: chunk or batch is below 1.
     """
 
     def __init__(
@@ -168,16 +219,21 @@ class ChunkedCache(GrowingCache):
         return max(self.keys[0].shape[2], -(-tokens // self.chunk) * self.chunk)
 
     def sees_all(self, window: int | None) -> bool:
+        """As in `Cache.sees_all`, and only if the memory is then full: what is not used yet must be hidden."""
         return self._room(self.length + 1) == self.length + 1 and super().sees_all(window)
 
     def key_slots(self, slots: Int[Tensor, " new"]) -> Int[Tensor, " keys"]:
+        """As in `Cache.key_slots`; memory that is not used yet counts as places behind the new tokens."""
         # places after the new tokens hold nothing yet: the causal mask hides them
         if self.length == 0:
             return slots
         return torch.arange(self._room(self.length + len(slots)), device=slots.device)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new rows behind the old ones and returns the whole memory; the first time, what it was given."""
+        """Writes the new rows behind the old ones and returns the whole memory; the first time, what it was given.
+
+        See `Cache.update`.
+        """
         self._refuse_other_batches(k)
         end = self.length + k.shape[2]
         for held, x in ((self.keys, k), (self.values, v)):
@@ -190,7 +246,7 @@ class ChunkedCache(GrowingCache):
         return self.keys[layer].to(k.dtype), self.values[layer].to(v.dtype)
 
     def crop(self, length: int) -> None:
-        """Forgets all tokens but the first `length` and keeps the memory."""
+        """Forgets all tokens but the first `length` and keeps the memory; see `Cache.crop`."""
         Cache.crop(self, length)
 
 
@@ -198,11 +254,17 @@ class StaticCache(Cache):
     """Writes into memory that was set aside once.
 
     Args:
-        config, batch, dtype, device: as in `Cache`.
+        config: as in `Cache`.
+        batch: as in `Cache`.
         max_seq: room, in tokens.
+        dtype: as in `Cache`.
+        device: as in `Cache`.
         fixed: return the whole memory, whatever is used of it, and keep `length` as a tensor on the device.
             Then addresses and shapes never change: one compilation, or one captured CUDA graph, serves every
             step. The caller sees to it that there is room.
+
+    Raises:
+        ValueError: max_seq or batch is below 1.
     """
 
     def __init__(
@@ -222,6 +284,7 @@ class StaticCache(Cache):
         self.reset()
 
     def reset(self) -> None:
+        """Forgets everything and keeps the memory."""
         if isinstance(self.length, Tensor):
             self.length.zero_()  # in place: the address must stay the same
         else:
@@ -231,17 +294,24 @@ class StaticCache(Cache):
         return [self.keys, self.values]
 
     def is_fresh(self) -> bool:
+        """As in `Cache.is_fresh`; with `fixed` never, since `update` then returns the whole memory."""
         return not self.fixed and self.length == 0
 
     def sees_all(self, window: int | None) -> bool:
+        """As in `Cache.sees_all`; with `fixed` never, since `update` then returns the whole memory."""
         return not self.fixed and super().sees_all(window)
 
     def key_slots(self, slots: Int[Tensor, " new"]) -> Int[Tensor, " keys"]:
+        """As in `Cache.key_slots`; with `fixed` all places of the memory."""
         # places after the new tokens hold nothing yet: the causal mask hides them
         return torch.arange(self.max_seq, device=slots.device) if self.fixed else super().key_slots(slots)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new rows behind the old ones and returns all (`fixed`: the whole memory)."""
+        """Writes the new rows behind the old ones and returns all (`fixed`: the whole memory); see `Cache.update`.
+
+        Raises:
+            ValueError: there is no room (not looked at with `fixed`), or k has another batch or other heads.
+        """
         self._refuse_other_batches(k)
         keys, values, new = self.keys[layer], self.values[layer], k.shape[2]
         if self.fixed:
@@ -257,12 +327,14 @@ class StaticCache(Cache):
         return keys[:, :, :end].to(k.dtype), values[:, :, :end].to(v.dtype)
 
     def advance(self, new: int) -> None:
+        """As in `Cache.advance`; with `fixed` the counter keeps its place in memory."""
         if self.fixed:
             self.length.add_(new)  # in place: the address must stay the same
         else:
             self.length += new
 
     def crop(self, length: int) -> None:
+        """As in `Cache.crop`; with `fixed` the length is not checked, for reading it would wait for the device."""
         if not self.fixed:
             super().crop(length)
         else:
@@ -273,8 +345,14 @@ class RollingCache(Cache):
     """Keeps the last `window` tokens only, in a ring: for models whose tokens see no farther (Mistral).
 
     Args:
-        config, batch, dtype, device: as in `Cache`; the window is the model's.
-        window: tokens to keep; None takes the model's.
+        config: as in `Cache`.
+        batch: as in `Cache`.
+        dtype: as in `Cache`.
+        device: as in `Cache`.
+        window: tokens to keep; None takes the model's window.
+
+    Raises:
+        ValueError: the window is below 1 or there is none, or batch is below 1.
     """
 
     def __init__(
@@ -304,9 +382,11 @@ class RollingCache(Cache):
         return slots.clamp(min=-1)
 
     def sees_all(self, window: int | None) -> bool:
+        """As in `Cache.sees_all`; only if the ring is then full and no wider than the model's window."""
         return self.length + 1 >= self.window and (window is None or self.window <= window)
 
     def key_slots(self, slots: Int[Tensor, " new"]) -> Int[Tensor, " keys"]:
+        """As in `Cache.key_slots`; -1 where the ring has no key yet."""
         if self.length == 0:
             return slots
         if len(slots) == 1:
@@ -314,7 +394,10 @@ class RollingCache(Cache):
         return torch.cat((self._ring_slots(self.length - 1, slots.device), slots))
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the ring, in its own order, with one new token in it; or the ring as it was and several new ones."""
+        """Returns the ring, in its own order, with one new token in it; or the ring as it was and several new ones.
+
+        See `Cache.update`.
+        """
         self._refuse_other_batches(k)
         keys, values, new = self.keys[layer], self.values[layer], k.shape[2]
         if new == 1 and self.length:
@@ -331,5 +414,10 @@ class RollingCache(Cache):
         return seen
 
     def crop(self, length: int) -> None:
+        """Does nothing where nothing is to be forgotten.
+
+        Raises:
+            ValueError: length is not the present one; what was overwritten is gone.
+        """
         if length != self.length:
-            raise ValueError("RollingCache can't crop: what was overwritten is gone")
+            raise ValueError("RollingCache cannot crop: what was overwritten is gone")

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Writes a file so that a crash or a full disk leaves the old one whole.
 
+    Args:
+        path: where to.
+        data: all that the file will hold.
+
     Raises:
         ValueError: it could not be written (no such folder, disk full); the old file is untouched.
     """
@@ -60,6 +64,9 @@ def save_tensors(
         path: where to.
         tensors: from any device; views are made whole.
         metadata: anything JSON can hold, by name.
+
+    Raises:
+        ValueError: the file could not be written; an old one is untouched.
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     words = {name: json.dumps(value) for name, value in (metadata or {}).items()}
@@ -68,6 +75,9 @@ def save_tensors(
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads a safetensors file and returns its tensors and its metadata, decoded from JSON where it is JSON.
+
+    Args:
+        path: the file.
 
     Raises:
         ValueError: the file is missing, no safetensors file, or cut short; the message names the first tensor
@@ -150,7 +160,17 @@ def fill(
 
 
 def save_model(path: str | Path, model: Decoder, dtype: torch.dtype = torch.float16, **metadata: Any) -> None:
-    """Writes a decoder's weights and configuration in one file; the tied output matrix is not written twice."""
+    """Writes a decoder's weights and configuration in one file; a tied output matrix is not written twice.
+
+    Args:
+        path: where to.
+        model: the decoder; it stays as it is.
+        dtype: in which the weights are written.
+        metadata: more to keep, by name: anything JSON can hold.
+
+    Raises:
+        ValueError: the file could not be written; an old one is untouched.
+    """
     tied = {"head.weight"} if model.config.tied else set()
     tensors = {name: tensor.to(dtype) for name, tensor in model.state_dict().items() if name not in tied}
     save_tensors(path, tensors, {"config": dataclasses.asdict(model.config), **metadata})
@@ -158,6 +178,11 @@ def save_model(path: str | Path, model: Decoder, dtype: torch.dtype = torch.floa
 
 def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: Any = None) -> Decoder:
     """Builds the decoder that `save_model` wrote, ready for inference.
+
+    Args:
+        path: the file.
+        dtype: of the weights.
+        device: where the decoder lies.
 
     Raises:
         ValueError: the file is missing, cut short, of another kind, or a tensor does not fit.
@@ -173,10 +198,13 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: Any
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
-    """Builds a `ModelConfig` from plain values, as they come out of JSON or TOML.
+    """Builds a `course_llm.model.ModelConfig` from plain values, as they come out of JSON or TOML.
+
+    Args:
+        values: the fields by name; `latent`, `rope_scaling` and `experts` may be mappings of their own fields.
 
     Raises:
-        ValueError: a name that the configuration does not have, or one that is missing.
+        ValueError: a name that the configuration does not have, one that is missing, or a value that does not do.
     """
     from course_llm.experts import ExpertsConfig
     from course_llm.layers import LatentConfig, RopeScaling

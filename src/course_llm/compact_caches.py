@@ -18,8 +18,14 @@ class QuantizedCache(Cache):
     """Holds int8 numbers and one scale per token and head, each off by half a scale at most.
 
     Args:
-        config, batch, dtype, device: as in `Cache`; `dtype` is that of the scales.
+        config: as in `course_llm.caches.Cache`.
+        batch: as in `course_llm.caches.Cache`.
         max_seq: room, in tokens.
+        dtype: of the scales.
+        device: where numbers and scales are held.
+
+    Raises:
+        ValueError: max_seq or batch is below 1.
     """
 
     def __init__(
@@ -36,7 +42,13 @@ class QuantizedCache(Cache):
         return [*self.numbers, *self.scales]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds and stores the new rows; returns all as numbers again, the new ones as rounded too."""
+        """Rounds and stores the new rows; returns all as floats again, the new ones as rounded, too.
+
+        See `course_llm.caches.Cache.update`.
+
+        Raises:
+            ValueError: there is no room, or k has another batch or other heads.
+        """
         self._refuse_other_batches(k)
         end = self.length + k.shape[2]
         if end > self.max_seq:
@@ -58,9 +70,15 @@ class PagedCache(Cache):
     All layers share the table.
 
     Args:
-        config, batch, dtype, device: as in `Cache`.
+        config: as in `course_llm.caches.Cache`.
+        batch: as in `course_llm.caches.Cache`.
         pages: in the pool.
         page_size: tokens per page.
+        dtype: as in `course_llm.caches.Cache`.
+        device: as in `course_llm.caches.Cache`.
+
+    Raises:
+        ValueError: pages, page_size or batch is below 1.
     """
 
     def __init__(
@@ -87,6 +105,7 @@ class PagedCache(Cache):
         self.reset()
 
     def reset(self) -> None:
+        """Forgets everything; all pages are free."""
         self.length = 0
         self.free = list(range(self.pages))
         self.table: list[list[int]] = [[] for _ in range(self.batch)]
@@ -116,7 +135,13 @@ class PagedCache(Cache):
             self._blocks = torch.tensor(self.table, device=self.device)  # (batch, blocks)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new tokens onto their pages and gathers all tokens of every row."""
+        """Writes the new tokens onto their pages and gathers all tokens of every row.
+
+        See `course_llm.caches.Cache.update`.
+
+        Raises:
+            ValueError: too few pages are free, nothing is changed then; or k has another batch or other heads.
+        """
         self._refuse_other_batches(k)
         end = self.length + k.shape[2]
         self._reserve(end)
@@ -130,6 +155,11 @@ class PagedCache(Cache):
         return found[0], found[1]
 
     def crop(self, length: int) -> None:
+        """Forgets all tokens but the first `length`; pages that hold none of them become free.
+
+        Raises:
+            ValueError: there are fewer tokens.
+        """
         super().crop(length)
         needed = -(-length // self.page_size)
         for row in self.table:
@@ -138,7 +168,16 @@ class PagedCache(Cache):
         self._blocks = None
 
     def select(self, rows: Tensor) -> None:
-        """Makes row i a copy of row rows[i]; pages of rows that are not kept return to the pool."""
+        """Makes row i what row `rows[i]` was; pages of rows that are not kept return to the pool.
+
+        A row that is taken several times is copied, onto pages of its own.
+
+        Args:
+            rows: for each new row the number of an old one.
+
+        Raises:
+            ValueError: the copies need more pages than are free; nothing is changed then.
+        """
         old, chosen = self.table, rows.tolist()
         kept = {page for row in set(chosen) for page in old[row]}
         free = self.free + [page for row in old for page in row if page not in kept]

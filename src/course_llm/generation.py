@@ -24,6 +24,7 @@ from course_llm.model import Decoder
 from course_llm.nucleus import top_p_by_values
 from course_llm.tokenizer import CourseTokenizer
 
+#: What `make_cache` can build.
 CACHE_KINDS = ("growing", "chunked", "static", "fixed", "rolling", "int8", "paged")
 
 
@@ -34,7 +35,9 @@ class Sampling:
     Attributes:
         repetition_penalty: above 1 discourages tokens that the row has already; padding does not count.
         temperature: 0 takes the most probable token.
-        top_k, top_p, min_p: as in `course_llm.decoding`; None skips the step.
+        top_k: as in `course_llm.decoding.top_k_filter`; None skips the step.
+        top_p: as in `course_llm.decoding.top_p_filter`; None skips the step.
+        min_p: as in `course_llm.decoding.min_p_filter`; None skips the step.
     """
 
     repetition_penalty: float = 1.0
@@ -44,14 +47,23 @@ class Sampling:
     min_p: float | None = None
 
     def distribution(self, logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-        """Returns the probabilities that a token is drawn from (without the repetition penalty)."""
+        """Returns the probabilities that a token is drawn from (without the repetition penalty).
+
+        Args:
+            logits: of the next token.
+        """
         probs = decoding.sampling_distribution(logits, self.temperature, self.top_k, self.top_p)
         return probs if self.min_p is None else decoding.min_p_filter(probs, self.min_p)
 
     def draw(
         self, logits: Float[Tensor, "batch vocab"], generator: torch.Generator | None = None
     ) -> Int[Tensor, " batch"]:
-        """Draws one token per row with a single `torch.multinomial` over the whole vocabulary."""
+        """Draws one token per row with a single `torch.multinomial` over the whole vocabulary.
+
+        Args:
+            logits: of the next token, the repetition penalty applied.
+            generator: the only source of randomness; None takes torch's global one.
+        """
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         return torch.multinomial(self.distribution(logits), 1, generator=generator)[:, 0]
@@ -62,8 +74,13 @@ class Sampling:
         """Draws from the same distribution, but sorts and draws among the `among` best tokens only.
 
         With top-k that is exact. With top-p alone it is exact in the rows whose best tokens hold mass p; the
-        others draw from the whole vocabulary, as in `draw` but with the faster `top_p_by_values`. Ties at the
-        last place go to any of the tied tokens.
+        others draw from the whole vocabulary, as in `draw` but with the faster
+        `course_llm.nucleus.top_p_by_values`. Ties at the last place go to any of the tied tokens.
+
+        Args:
+            logits: of the next token, the repetition penalty applied.
+            generator: the only source of randomness; None takes torch's global one.
+            among: tokens that are sorted where there is no top-k.
         """
         k = min(self.top_k or among, logits.shape[-1])
         limited = self.top_k is not None or (self.top_p or 1.0) < 1.0
@@ -105,11 +122,16 @@ def make_cache(
     """Builds one of the caches by name.
 
     Args:
-        kind: growing, chunked, static, fixed (static with fixed addresses), rolling, int8 or paged.
+        kind: `"growing"`, `"chunked"`, `"static"`, `"fixed"` (static with fixed addresses), `"rolling"`, `"int8"`
+            or `"paged"`.
         model: gives the sizes, and dtype and device where they are not given.
         batch: rows.
         room: tokens per row, padding included.
-        dtype, device: of what is held.
+        dtype: in which keys and values are held; None takes the model's.
+        device: where they are held; None takes the model's.
+
+    Raises:
+        ValueError: another kind.
     """
     weight = model.embedding.weight
     dtype, device, config = dtype or weight.dtype, device or weight.device, model.config
@@ -133,6 +155,14 @@ def pad_left(
     prompts: Sequence[Sequence[int]], pad_id: int = 0, device: Any = None
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Puts prompts of different lengths side by side, padded on the left; returns ids and what is real.
+
+    Args:
+        prompts: token ids, of any lengths.
+        pad_id: the token that fills a row up.
+        device: where the result lies.
+
+    Returns:
+        `(ids, real)`; `real` is True on the prompts' own tokens.
 
     Raises:
         ValueError: no prompt, or an empty one.
@@ -173,8 +203,8 @@ def stream(
         fast: draw with `Sampling.draw_fast`: the same distribution, other tokens for the same seed.
 
     Raises:
-        ValueError: no prompt, an empty one, an empty stop sequence, an unknown cache, or more tokens than
-            there is room for.
+        ValueError: no prompt, an empty one, an empty stop sequence, `max_new_tokens` below 0, a repetition
+            penalty that is not above 0, an unknown cache, or more tokens than there is room for.
     """
     if max_new_tokens < 0:
         raise ValueError(f"generate needs max_new_tokens >= 0, got max_new_tokens={max_new_tokens}")
@@ -245,7 +275,10 @@ def generate(
     cache: str | Cache = "static",
     fast: bool = False,
 ) -> list[list[int]]:
-    """Returns the new tokens of every row, the end of text or the stop sequence included; arguments as in `stream`."""
+    """Returns the new tokens of every row, the end of text or the stop sequence included.
+
+    Arguments and errors are those of `stream`.
+    """
     rows: list[list[int]] = [[] for _ in prompts]
     for tokens in stream(model, prompts, max_new_tokens, sampling, eos_id, stop, generator, cache, fast):
         for row, token in zip(rows, tokens, strict=True):
@@ -267,7 +300,8 @@ def generate_text(
     """Continues texts and returns what was added to each, cut before the first stop text.
 
     Args:
-        model, tokenizer: for example those of `load_bundled`.
+        model: for example that of `course_llm.model.load_bundled`.
+        tokenizer: the model's.
         prompts: texts; the model sees an end of text before each, as at the start of a document.
         max_new_tokens: per text.
         sampling: how tokens are chosen; None is greedy.

@@ -1,9 +1,10 @@
 """Loads a Llama-like model from a GGUF file: weights, configuration and tokenizer in one.
 
-GGUF is the format of llama.cpp. It stores most matrices quantised, in blocks of 32 numbers that share a scale; the
-package `gguf` (`pip install gguf`) reads the file and turns every block into float32 again. What is left to do here is
-naming: GGUF's names become Hugging Face's, which `course_llm.hf` knows, and the rows of the query and key matrices
-are put back into Hugging Face's order, since GGUF stores them rotated in pairs (2i, 2i + 1) as the course does.
+GGUF is the format of llama.cpp. It stores most matrices quantised, in blocks whose numbers share a scale (in Q4_1,
+which `load_smollm` reads, 32 numbers of 4 bits with a scale and a minimum); the package `gguf` (`pip install gguf`)
+reads the file and turns every block into float32 again. What is left to do here is naming: GGUF's names become Hugging
+Face's, which `course_llm.hf` knows, and the rows of the query and key matrices are put back into Hugging Face's order,
+since GGUF stores them for pairs `(2 * i, 2 * i + 1)`, as the course does.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class GgufTokenizer(CourseTokenizer):
 
     Args:
         tokens: in the order of their ids, bytes written as printable characters (as in GPT-2).
-        merges: pairs of tokens, "left right", in the order in which they were learned.
+        merges: pairs of tokens, each as `"left right"`, in the order in which they were learned.
         special: those tokens that stand for no text.
         eos: the token that ends a text, one of `special`.
-        cut: how text is cut into words first: "smollm" (digits alone, then as GPT-2) or "gpt-2".
+        cut: how text is cut into words first: `"smollm"` (digits alone, then as GPT-2) or `"gpt-2"`.
 
     Raises:
         ValueError: `cut` is another word.
@@ -103,8 +104,9 @@ def load_gguf(
     """Builds a decoder and its tokenizer from a GGUF file, ready for inference.
 
     Args:
-        path: the file; the model's architecture is "llama", its tokenizer byte-level BPE.
-        dtype, device: of the weights; quantised ones are turned into float32 first.
+        path: the file; the model's architecture is `"llama"`, its tokenizer byte-level BPE.
+        dtype: of the weights; quantised ones are turned into float32 first.
+        device: where the decoder lies.
 
     Raises:
         NotInstalled: the package `gguf` is missing.
@@ -139,7 +141,7 @@ def settings_from_fields(fields: Mapping[str, Any], tensors: set[str]) -> dict[s
         tensors: the names of its tensors.
 
     Raises:
-        ValueError: the architecture is not "llama", positions are scaled, or a value is missing.
+        ValueError: the architecture is not `"llama"`, positions are scaled, or a value is missing.
     """
     kind = fields.get("general.architecture")
     if kind != "llama":
@@ -170,6 +172,9 @@ def settings_from_fields(fields: Mapping[str, Any], tensors: set[str]) -> dict[s
 def tokenizer_from_fields(fields: Mapping[str, Any]) -> GgufTokenizer:
     """Builds the tokenizer that a GGUF file describes.
 
+    Args:
+        fields: the file's key-value pairs.
+
     Raises:
         ValueError: it is no byte-level BPE, or cuts words in a way that is not known.
     """
@@ -187,6 +192,11 @@ def tokenizer_from_fields(fields: Mapping[str, Any]) -> GgufTokenizer:
 def renamed(tensors: Mapping[str, Tensor], heads: int, kv_heads: int) -> dict[str, Tensor]:
     """Returns GGUF's tensors under Hugging Face's names, query and key rows in Hugging Face's order.
 
+    Args:
+        tensors: by GGUF's names.
+        heads: query heads.
+        kv_heads: key and value heads.
+
     Raises:
         ValueError: a tensor has a name that is not known.
     """
@@ -203,7 +213,12 @@ def renamed(tensors: Mapping[str, Tensor], heads: int, kv_heads: int) -> dict[st
 
 
 def halves(rows: Float[Tensor, "rows d"], heads: int) -> Float[Tensor, "rows d"]:
-    """Reorders each head's rows from rotated pairs to rotated halves: undoes `course_llm.hf.interleave`."""
+    """Reorders each head's rows from rotated pairs to rotated halves: undoes `course_llm.hf.interleave`.
+
+    Args:
+        rows: rows of a query or key matrix, the heads one after the other.
+        heads: how many there are.
+    """
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -212,6 +227,10 @@ def load_smollm(dtype: torch.dtype = torch.float32, device: Any = None) -> tuple
 
     135 million parameters, trained on 2 trillion tokens of web text, code and mathematics, then taught to answer
     questions (arXiv 2502.02737); here with 4 bits per weight. What it says about medicine is not to be believed.
+
+    Args:
+        dtype: of the weights; they are turned into float32 first.
+        device: where the decoder lies.
 
     Raises:
         NotInstalled: the package is missing; the message says how to install it.

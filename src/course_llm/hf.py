@@ -2,8 +2,8 @@
 
 A folder with `config.json` and one or more safetensors files becomes a `course_llm.model.Decoder`. Three
 things differ between the layouts: matrices that are multiplied with the same input are joined here; GPT-2
-stores its matrices transposed; and Llama rotates the pairs (i, i + d/2) where the paper and this course
-rotate (2i, 2i + 1), so that the rows of its query and key matrices are reordered, after which the scores are
+stores its matrices transposed; and Llama rotates the pairs `(i, i + d / 2)` where the paper and this course
+rotate `(2 * i, 2 * i + 1)`, so that the rows of its query and key matrices are reordered, after which the scores are
 the same.
 """
 
@@ -28,7 +28,8 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32, devi
 
     Args:
         folder: holds `config.json` and `model.safetensors`, or an index and the files that it lists.
-        dtype, device: of the weights.
+        dtype: of the weights.
+        device: where the decoder lies.
 
     Raises:
         ValueError: a file is missing or cut short, the model is of a kind that is not known, or a tensor is
@@ -64,7 +65,17 @@ def from_state_dict(
     dtype: torch.dtype = torch.float32,
     device: Any = None,
 ) -> Decoder:
-    """Builds a decoder from the contents of `config.json` and a state dictionary in Hugging Face's names."""
+    """Builds a decoder from the contents of `config.json` and a state dictionary in Hugging Face's names.
+
+    Args:
+        settings: what `config.json` holds.
+        tensors: by Hugging Face's names, with or without the prefix `model.` or `transformer.`.
+        dtype: of the weights.
+        device: where the decoder lies.
+
+    Raises:
+        ValueError: a kind of model that is not known, or a tensor that is missing, left over or of another shape.
+    """
     config = config_from_settings(settings)
     source = Source(tensors)
     convert = _gpt2 if settings["model_type"] == "gpt2" else _llama_like
@@ -76,7 +87,11 @@ def from_state_dict(
 
 
 class Source:
-    """A state dictionary that notes which tensors have been used and names the one that is missing."""
+    """A state dictionary that notes which tensors have been used and names the one that is missing.
+
+    Args:
+        tensors: by Hugging Face's names, with or without the prefix `model.` or `transformer.`.
+    """
 
     IGNORED = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # buffers of old files
 
@@ -92,14 +107,28 @@ class Source:
         return name in self.tensors
 
     def take(self, name: str) -> Tensor:
-        """Returns a tensor; ValueError if there is none."""
+        """Returns a tensor and notes that it has been used.
+
+        Args:
+            name: without prefix.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
         if name not in self.tensors:
             raise ValueError(f"the model needs tensor {name}, the checkpoint has none")
         self.unused.discard(name)
         return self.tensors[name]
 
     def refuse_left_over(self, layers: int) -> None:
-        """Raises ValueError if a tensor was not used; layers past the last one (multi-token prediction) may be."""
+        """Refuses tensors that were not used; layers past the last one (multi-token prediction) may be left over.
+
+        Args:
+            layers: of the model.
+
+        Raises:
+            ValueError: another tensor was not used.
+        """
         for name in sorted(self.unused):
             parts = name.split(".")
             extra = parts[0] == "layers" and int(parts[1]) >= layers
@@ -111,7 +140,12 @@ class Source:
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
-    """Reorders each head's rows from (0, ..., d-1) to (0, d/2, 1, d/2 + 1, ...): rotated halves become pairs."""
+    """Reorders each head's rows from `(0, ..., d - 1)` to `(0, d / 2, 1, d / 2 + 1, ...)`: rotated halves become pairs.
+
+    Args:
+        rows: rows of a query or key matrix, or entries of a vector; the heads one after the other.
+        heads: how many there are.
+    """
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 

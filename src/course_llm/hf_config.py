@@ -21,7 +21,10 @@ SIZES = (
 
 
 def config_from_settings(settings: Mapping[str, Any]) -> ModelConfig:
-    """Turns the contents of a `config.json` into a `ModelConfig`.
+    """Turns the contents of a `config.json` into a `course_llm.model.ModelConfig`.
+
+    Args:
+        settings: what the file holds.
 
     Raises:
         ValueError: a kind of model, or a setting of it, that the decoder does not have; or a setting that is

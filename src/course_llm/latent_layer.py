@@ -24,14 +24,28 @@ LATENT_NORM_EPS = 1e-6  # DeepSeek's, whatever the eps of the other norms
 def dot_products(
     rows: Float[Tensor, "batch rows width"], keys: Float[Tensor, "batch keys width"], part: int = 512
 ) -> Float[Tensor, "batch rows keys"]:
-    """Returns rows · keysᵀ; long keys on a CPU by parts that its cache holds while the product rearranges them."""
+    """Returns `rows @ keys.mT`.
+
+    On a CPU more than four parts of keys are multiplied part by part: each then fits into the processor's cache.
+
+    Args:
+        rows: any rows.
+        keys: as wide as the rows.
+        part: keys per part.
+    """
     if keys.device.type != "cpu" or keys.shape[1] <= 4 * part:
         return torch.bmm(rows, keys.mT)
     return torch.cat([torch.bmm(rows, some.mT) for some in keys.split(part, dim=1)], dim=-1)
 
 
 class LatentAttention(nn.Module):
-    """Causal multi-head latent attention (arXiv 2405.04434, §2.1) with a decoupled rotary key."""
+    """Causal multi-head latent attention (arXiv 2405.04434, §2.1) with a decoupled rotary key.
+
+    Args:
+        config: of the model, a `course_llm.model.ModelConfig` with `latent`.
+        layer: its number, from 0; its place in the cache.
+        device: where to build.
+    """
 
     def __init__(self, config: Any, layer: int, device: Any = None) -> None:
         super().__init__()
@@ -56,6 +70,12 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq d_hidden"], step: Step
     ) -> Float[Tensor, "batch seq d_hidden"]:
+        """Returns what the new tokens gather, projected back to the hidden width.
+
+        Args:
+            x: normed rows of the new tokens.
+            step: positions, mask and cache, which all layers share.
+        """
         hidden = x if self.q_down is None else self.q_norm(self.q_down(x))
         q = self.q_up(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         q_c, q_r = q.split([self.d_h, self.d_r], dim=-1)  # (batch, heads, seq, d_h or d_r)
@@ -81,7 +101,15 @@ class LatentAttention(nn.Module):
         k_r: Float[Tensor, "batch 1 keys d_r"],
         step: Step,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        """Makes every head's keys and values from the latent, then attends."""
+        """Makes every head's keys and values from the latents, then attends.
+
+        Args:
+            q_c: content part of the queries.
+            q_r: positional part of the queries, rotated.
+            c: latents of all tokens, normed.
+            k_r: the key that all heads share, rotated.
+            step: says which keys are hidden.
+        """
         kv = self.kv_up(c[:, 0]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k_c, v = kv.split([self.d_h, self.d_v], dim=-1)
         q, k = torch.cat((q_c, q_r), dim=-1), torch.cat((k_c, k_r.expand(-1, self.heads, -1, -1)), dim=-1)
@@ -95,7 +123,15 @@ class LatentAttention(nn.Module):
         k_r: Float[Tensor, "batch 1 keys d_r"],
         step: Step,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        """Attends over the latents themselves: all heads share them, so that they are the rows of one product."""
+        """Attends over the latents themselves, for which the queries of all heads become the rows of one product.
+
+        Args:
+            q_c: content part of the queries.
+            q_r: positional part of the queries, rotated.
+            c: latents of all tokens, normed.
+            k_r: the key that all heads share, rotated.
+            step: says which keys are hidden.
+        """
         w_uk, w_uv = self.kv_up.weight.unflatten(0, (self.heads, -1)).split([self.d_h, self.d_v], dim=1)
         rows = torch.cat((q_c @ w_uk, q_r), dim=-1) * self.scale  # (batch, heads, queries, d_c + d_r)
         shape = rows.shape[:3]

@@ -40,12 +40,15 @@ class RopeScaling:
     """Stretches rotary frequencies to longer contexts: Llama 3's rule or YaRN (arXiv 2309.00071).
 
     Attributes:
-        kind: "linear", "llama3" or "yarn".
+        kind: `"linear"` divides all frequencies by `factor`. `"llama3"` and `"yarn"` divide those of the slow
+            pairs, leave those of the fast pairs, and blend between the two borders.
         factor: how many times longer the context becomes.
         original_context: context of pretraining, in tokens.
-        low, high: "llama3": wave lengths over original_context / low are divided by `factor`, those under
-            original_context / high stay. "yarn": the same borders in rotations (beta_slow and beta_fast).
-        attention_factor: "yarn": cosines and sines are multiplied by it.
+        low: the border of the slow pairs: those with fewer rotations than this within `original_context` get
+            their frequency divided by `factor`. (Llama's `low_freq_factor`, YaRN's `beta_slow`.)
+        high: the border of the fast pairs: those with more rotations than this keep their frequency. (Llama's
+            `high_freq_factor`, YaRN's `beta_fast`.)
+        attention_factor: multiplies cosines and sines, and so the scores by its square; YaRN's, 1 otherwise.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -59,7 +62,14 @@ class RopeScaling:
 def rotary_frequencies(
     dim: int, base: float, scaling: RopeScaling | None, device: Any
 ) -> Float[Tensor, " half"]:
-    """Returns the angle per position of each rotated pair, base^(-2i/dim), stretched by `scaling`; float32."""
+    """Returns the angle per position of each rotated pair, `base ** (-2 * i / dim)`, slowed by `scaling`; float32.
+
+    Args:
+        dim: width that is rotated, even.
+        base: the larger, the slower the last pairs turn.
+        scaling: for longer contexts; None leaves the frequencies.
+        device: where the result lies.
+    """
     steps = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
     frequencies = 1.0 / base**steps
     if scaling is None:
@@ -90,7 +100,15 @@ def rotary_tables(
     scaling: RopeScaling | None,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "*rows 1 seq half"], Float[Tensor, "*rows 1 seq half"]]:
-    """Returns cosines and sines of all positions, with an axis for the heads; the angles are float32."""
+    """Returns cosines and sines of all positions, with an axis for the heads; the angles are float32.
+
+    Args:
+        positions: of the tokens.
+        dim: width that is rotated, even.
+        base: as in `rotary_frequencies`.
+        scaling: as in `rotary_frequencies`; its `attention_factor` multiplies both tables.
+        dtype: of the tables.
+    """
     frequencies = rotary_frequencies(dim, base, scaling, positions.device)
     angles = positions.to(torch.float32).unsqueeze(-2).unsqueeze(-1) * frequencies
     factor = scaling.attention_factor if scaling is not None else 1.0
@@ -100,7 +118,13 @@ def rotary_tables(
 def rotate(
     x: Float[Tensor, "*batch heads seq dim"], cos: Tensor, sin: Tensor
 ) -> Float[Tensor, "*batch heads seq dim"]:
-    """Turns each pair (2i, 2i+1) by its angle (RoFormer, arXiv 2104.09864, eq. 34)."""
+    """Turns each pair of columns `(2 * i, 2 * i + 1)` by its angle (RoFormer, arXiv 2104.09864, eq. 34).
+
+    Args:
+        x: queries or keys.
+        cos: cosines of the angles from `rotary_tables`, one per position and pair.
+        sin: their sines.
+    """
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1).flatten(-2)
 
@@ -108,7 +132,13 @@ def rotate(
 def sinusoids(
     positions: Int[Tensor, "*rows seq"], d_hidden: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows seq d_hidden"]:
-    """Returns sinusoidal positions, sine on even and cosine on odd columns (arXiv 1706.03762, §3.5)."""
+    """Returns sinusoidal positions, sine on even and cosine on odd columns (arXiv 1706.03762, §3.5).
+
+    Args:
+        positions: of the tokens.
+        d_hidden: width of the model, even.
+        dtype: of the result.
+    """
     angles = positions.to(torch.float32).unsqueeze(-1) * rotary_frequencies(
         d_hidden, 10000.0, None, positions.device
     )
@@ -116,21 +146,30 @@ def sinusoids(
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights stay unset: `Decoder.initialise` draws them, or a checkpoint fills them."""
+    """A linear layer whose weights stay unset: `course_llm.model.Decoder.initialise` draws them, or a checkpoint fills them.
+
+    Arguments as in `torch.nn.Linear`.
+    """
 
     def reset_parameters(self) -> None:
         """Leaves the memory as it is; drawing numbers only to overwrite them takes longer than loading."""
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose weights stay unset, as in `Linear`."""
+    """An embedding whose weights stay unset, as in `Linear`; arguments as in `torch.nn.Embedding`."""
 
     def reset_parameters(self) -> None:
         """Leaves the memory as it is."""
 
 
 class RMSNorm(nn.Module):
-    """Divides by the root mean square over the last axis and scales (arXiv 1910.07467); statistics in float32."""
+    """Divides by the root mean square over the last axis and scales (arXiv 1910.07467); statistics in float32.
+
+    Args:
+        dim: width of the last axis.
+        eps: added to the mean square before the root.
+        device: where to build.
+    """
 
     def __init__(self, dim: int, eps: float, device: Any = None) -> None:
         super().__init__()
@@ -138,6 +177,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Returns the normed rows, in the dtype of `x`."""
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -146,8 +186,9 @@ class Step:
     """What all layers share in one forward pass.
 
     Attributes:
-        cos, sin: rotary tables of the new positions, or None.
-        mask: boolean, True = may attend, broadcast to (batch, heads, queries, keys); None = no key is hidden.
+        cos: cosines of the new positions from `rotary_tables`; None without rotary positions.
+        sin: sines of the new positions; None without rotary positions.
+        mask: boolean, True = may attend, broadcast to `(batch, heads, queries, keys)`; None = no key is hidden.
         causal: no mask is needed but the plain causal one over as many keys as queries.
         cache: keys and values so far, or None; see `course_llm.caches`.
     """
@@ -159,9 +200,8 @@ class Step:
     cache: Any = None
 
 
-PRODUCTS_FROM = (
-    2**18
-)  # numbers in the keys; measured: below, the fused kernel's one call costs less than several
+# numbers in the keys; measured: below, the fused kernel's one call costs less than several
+PRODUCTS_FROM = 2**18
 
 
 def seen_weights(
@@ -170,6 +210,10 @@ def seen_weights(
     """Returns softmax over the keys that the mask lets through, computed in float32 at least.
 
     A row without any key (padding) comes out as 0, not as NaN.
+
+    Args:
+        scores: scaled already.
+        mask: True = may attend, broadcast to the scores; None hides no key.
     """
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
@@ -184,7 +228,15 @@ def attend_by_products(
     mask: Bool[Tensor, ...] | None,
     scale: float,
 ) -> Float[Tensor, "batch kv_heads queries d_v"]:
-    """Attends with two matrix products per key-value head, whose queries are the rows."""
+    """Attends with two matrix products per key-value head, whose queries are the rows.
+
+    Args:
+        rows: the query heads that share a key-value head, one row each.
+        k: keys.
+        v: their values.
+        mask: True = may attend, broadcast to the scores; None hides no key.
+        scale: factor of the scores.
+    """
     queries, keys = rows.flatten(0, 1) * scale, k.flatten(0, 1)
     if queries.shape[1] == 1:
         scores = torch.bmm(queries, keys.mT)
@@ -195,10 +247,14 @@ def attend_by_products(
 
 
 def products_are_faster(k: Tensor, v: Tensor) -> bool:
-    """Says whether `attend_by_products` beats the fused kernel for one query: on a CPU, without gaps, if there is much to read.
+    """Says whether `attend_by_products` beats the fused kernel for one query.
 
-    The fused kernel of PyTorch 2.13 for CPUs works in blocks of queries; a single one leaves it waiting, in half
-    precision above all.
+    So it is on a CPU where keys and values lie in memory without gaps, if they are large or in half precision. The
+    fused kernel of PyTorch 2.13 for CPUs works in blocks of queries, and a single query leaves most of a block empty.
+
+    Args:
+        k: keys.
+        v: values.
     """
     whole = k.device.type == "cpu" and k.is_contiguous() and v.is_contiguous()
     return whole and (k.numel() >= PRODUCTS_FROM or k.dtype in (torch.bfloat16, torch.float16))
@@ -215,6 +271,13 @@ def attend(
 
     With one query per head the query heads of a group become the rows of one matrix product: keys and values
     are read once and never repeated.
+
+    Args:
+        q: queries of the new tokens.
+        k: keys; kv_heads divides heads.
+        v: their values.
+        step: says which keys are hidden.
+        scale: factor of the scores.
     """
     groups = q.shape[1] // k.shape[1]
     if q.shape[2] == 1:
@@ -230,7 +293,13 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Causal self-attention with as many key-value heads as the configuration says: MHA, GQA or MQA."""
+    """Causal self-attention with as many key-value heads as the configuration says: MHA, GQA or MQA.
+
+    Args:
+        config: of the model, a `course_llm.model.ModelConfig`.
+        layer: its number, from 0; its place in the cache.
+        device: where to build.
+    """
 
     def __init__(self, config: Any, layer: int, device: Any = None) -> None:
         super().__init__()
@@ -246,6 +315,12 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq d_hidden"], step: Step
     ) -> Float[Tensor, "batch seq d_hidden"]:
+        """Returns what the new tokens gather, projected back to the hidden width.
+
+        Args:
+            x: normed rows of the new tokens.
+            step: positions, mask and cache, which all layers share.
+        """
         widths = [self.heads, self.kv_heads, self.kv_heads]
         parts = (
             self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(widths, dim=2)
@@ -261,7 +336,13 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The position-wise network: GELU (exact or tanh), or SwiGLU (arXiv 2002.05202), its gate first."""
+    """The position-wise network: GELU (exact or tanh), or SwiGLU (arXiv 2002.05202), its gate first.
+
+    Args:
+        config: of the model, a `course_llm.model.ModelConfig`.
+        d_ff: inner width; None takes that of `config`.
+        device: where to build.
+    """
 
     def __init__(self, config: Any, d_ff: int | None = None, device: Any = None) -> None:
         super().__init__()
@@ -272,6 +353,7 @@ class FeedForward(nn.Module):
         self.down = Linear(d_ff, config.d_hidden, bias=config.biases, device=device)
 
     def forward(self, x: Float[Tensor, "*batch d_hidden"]) -> Float[Tensor, "*batch d_hidden"]:
+        """Applies the network to each row by itself."""
         up = self.up(x)
         if self.kind == "swiglu":
             gate, value = up.chunk(2, dim=-1)

@@ -35,6 +35,7 @@ from course_llm.layers import (
 )
 from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 
+#: The file of the bundled model.
 BUNDLED_PATH = Path(__file__).parent / "data" / "bundled.safetensors"
 
 
@@ -52,16 +53,19 @@ class ModelConfig:
         kv_heads: key-value heads; None means `heads` (MHA), 1 is MQA, between is GQA.
         head_dim: width of a head; None means d_hidden / heads.
         latent: sizes of multi-head latent attention; then `kv_heads` is not used.
-        positions: how the order gets in: "rotary", "learned" or "sinusoidal".
-        rope_base, rope_scaling: of rotary positions.
-        feed_forward: "gelu" (exact), "gelu_tanh" or "swiglu".
-        norm, norm_eps: "rms" or "layer".
+        positions: how the order gets in: `"rotary"`, `"learned"` or `"sinusoidal"`.
+        rope_base: pair i of rotary positions turns by `rope_base ** (-2 * i / width)` per token; the larger, the slower.
+        rope_scaling: how these rotations are slowed down for longer contexts; None leaves them.
+        feed_forward: `"gelu"` (exact), `"gelu_tanh"` or `"swiglu"`.
+        norm: `"rms"` or `"layer"`.
+        norm_eps: added to the mean square or to the variance before the root.
         qk_norm: RMSNorm on each head's queries and keys (arXiv 2010.04245).
-        biases: on all linear layers; `qkv_biases`: on queries, keys and values alone.
+        biases: on the linear layers of the blocks (experts and what expands latents have none).
+        qkv_biases: on the projections to queries, keys and values alone, where `biases` is off.
         tied: the output matrix is the embedding.
-        window: a token sees itself and the window - 1 tokens before it; None sees all.
+        window: a token sees itself and the `window - 1` tokens before it; None sees all.
         experts: a mixture of experts in place of feed-forward networks.
-        attention_scale: factor of the scores; None means 1/sqrt(head width).
+        attention_scale: factor of the scores; None means one over the root of the width of a query.
     """
 
     vocab: int
@@ -119,12 +123,12 @@ class ModelConfig:
 
     @property
     def n_kv_heads(self) -> int:
-        """Key-value heads, `heads` where none are set."""
+        """Key-value heads: `kv_heads`, or `heads` where that is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def d_head(self) -> int:
-        """Width of a head, d_hidden / heads where none is set."""
+        """Width of a head: `head_dim`, or `d_hidden // heads` where that is None."""
         return self.d_hidden // self.heads if self.head_dim is None else self.head_dim
 
 
@@ -134,14 +138,25 @@ def _require(holds: bool, rule: str, name: str, value: object) -> None:
 
 
 def make_norm(config: ModelConfig, device: Any = None) -> nn.Module:
-    """Builds the configured norm over the hidden width."""
+    """Builds the configured norm over the hidden width.
+
+    Args:
+        config: of the model.
+        device: where to build.
+    """
     if config.norm == "rms":
         return RMSNorm(config.d_hidden, config.norm_eps, device)
     return nn.LayerNorm(config.d_hidden, config.norm_eps, device=device)
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward network, each after a norm and added to the residual stream."""
+    """One layer: attention and feed-forward network, each after a norm and added to the residual stream.
+
+    Args:
+        config: of the model.
+        layer: its number, from 0.
+        device: where to build.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, device: Any = None) -> None:
         super().__init__()
@@ -153,6 +168,12 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq d_hidden"], step: Step
     ) -> Float[Tensor, "batch seq d_hidden"]:
+        """Returns the residual stream behind the layer.
+
+        Args:
+            x: the residual stream, one row per new token.
+            step: what all layers share.
+        """
         x = x + self.attention(self.norm1(x), step)
         return x + self.feed_forward(self.norm2(x))
 
@@ -162,10 +183,9 @@ class Decoder(nn.Module):
 
     Args:
         config: what to build.
-        seed: of the initial weights: normal, 0.02, output projections of a layer smaller by sqrt(2·layers)
-            (GPT-2).
-            None leaves the memory unset, to be filled from a checkpoint.
-        device: where to build; "meta" makes no weights.
+        seed: of the initial weights, as in `initialise`; None leaves the memory unset, to be filled from a
+            checkpoint.
+        device: where to build; `"meta"` makes no weights.
     """
 
     def __init__(self, config: ModelConfig, seed: int | None = 0, device: Any = None) -> None:
@@ -184,7 +204,14 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draws all matrices anew from a seed; the same numbers on every device."""
+        """Draws all matrices anew from a seed; the same numbers on every device.
+
+        Normal, with standard deviation 0.02, divided by `sqrt(2 * layers)` for the last matrix of each
+        attention and of each feed-forward network (GPT-2). Biases become 0.
+
+        Args:
+            seed: of the generator.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
@@ -309,8 +336,12 @@ class Decoder(nn.Module):
 
 
 def load_bundled(device: Any = None) -> tuple[Decoder, CourseTokenizer]:
-    """Returns the model that the course trained on its corpus, float32, and the tokenizer: `data/MODEL_CARD.md`.
+    """Returns the model that the course trained on its corpus, in float32, and its tokenizer.
 
-    What it writes sounds like a medical dictionary and is made up: it is not medical information.
+    `data/MODEL_CARD.md` in the package describes it. What it writes sounds like a medical dictionary and is made
+    up: it is not medical information.
+
+    Args:
+        device: where the model lies.
     """
     return load_model(BUNDLED_PATH, device=device), load_tokenizer()

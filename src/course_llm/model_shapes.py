@@ -47,6 +47,7 @@ class ModelShape:
         return self.layers * (attention + feed_forward) + (1 if self.tied else 2) * self.vocab * self.d_hidden
 
 
+#: The shapes by name, from GPT-2 to Llama-3.1-405B.
 PUBLISHED = {
     shape.name: shape
     for shape in (

@@ -22,7 +22,7 @@ def _descending(values: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch 
 
 
 def top_p_by_values(probs: Float[Tensor, "*batch vocab"], p: float) -> Float[Tensor, "*batch vocab"]:
-    """Returns what `top_p_filter` returns, ties to the lower id included.
+    """Returns what `course_llm.decoding.top_p_filter` returns, ties to the lower id included.
 
     Args:
         probs: each row sums to 1.

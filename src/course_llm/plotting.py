@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-# Each has a contrast of at least 3:1 on white and on the dark theme's background, enough for lines and areas, and
-# the first five stay apart for readers who are colour-blind: tests/test_plotting.py measures both.
+#: The colours of all figures. Each has a contrast of at least 3:1 on white and on the dark theme's background, enough for
+#: lines and areas, and the first five stay apart for readers who are colour-blind (`tests/test_plotting.py` measures both).
 COLOURS = ["#3673D9", "#CC8000", "#00A67C", "#A64B8F", "#A64929", "#7F7F7F"]
 
 _INK = {"light": "#1f2328", "dark": "#e6e8eb"}
@@ -47,7 +47,14 @@ _STYLE = (
 
 
 def style(theme: str) -> dict[str, object]:
-    """Returns the rcParams of a theme, "light" or "dark": no background, ink that contrasts with the page."""
+    """Returns matplotlib's settings (`rcParams`) for a theme: no background, ink that contrasts with the page.
+
+    Args:
+        theme: `"light"` or `"dark"`.
+
+    Raises:
+        ValueError: another theme.
+    """
     if theme not in _INK:
         raise ValueError(f'style needs theme "light" or "dark", got theme={theme!r}')
     ink = _INK[theme]
@@ -85,7 +92,8 @@ def show(
     Args:
         draw: called with an empty figure, twice; it must draw the same thing each time.
         alt: what is to be seen, in words, for readers who do not see the picture.
-        width, height: size in inches, above 0.
+        width: in inches, above 0.
+        height: in inches, above 0.
 
     Raises:
         ValueError: `alt` is empty, or `width` or `height` is not above 0.
@@ -98,7 +106,17 @@ def show(
 def figure_html(
     draw: Callable[[Figure], object], alt: str, width: float | int = 6.4, height: float | int = 3.6
 ) -> str:
-    """Returns the HTML that `show` displays: two pictures, of which the page's theme shows one."""
+    """Returns the HTML that `show` displays: two pictures, of which the page's theme shows one.
+
+    Args:
+        draw: as in `show`.
+        alt: as in `show`.
+        width: as in `show`.
+        height: as in `show`.
+
+    Raises:
+        ValueError: `alt` is empty, or `width` or `height` is not above 0.
+    """
     if not alt.strip():
         raise ValueError("show needs alt text that says what is to be seen, got an empty string")
     if not (width > 0 and height > 0):
@@ -127,8 +145,9 @@ def heatmap(
     Args:
         axes: where to draw.
         values: the matrix; infinite and NaN cells stay empty of colour and are named in words.
-        rows, columns: labels beside and below the cells.
-        form: format of the numbers, or None for none.
+        rows: labels beside the cells, from the top; None counts from 0.
+        columns: labels below the cells, from the left; None counts from 0.
+        form: format of the numbers, as in `format(value, form)`; None writes none.
         kwargs: passed on to `Axes.imshow` (`vmin`, `vmax`, `cmap`).
     """
     matrix = np.asarray(values, dtype=float)

@@ -26,7 +26,8 @@ class BlockedLinear(nn.Module):
 
     Args:
         linear: gives weight and bias; both are shared with it, the blocks are a copy.
-        rows: of the input that the blocks are chosen for; others give the same result, not as fast.
+        rows: number of rows of the input that the blocks are chosen for; with others the result is the same, and
+            takes longer.
     """
 
     def __init__(self, linear: nn.Linear, rows: int) -> None:
@@ -35,11 +36,16 @@ class BlockedLinear(nn.Module):
         self.blocks = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Returns the product with the weight, plus the bias if there is one."""
         return torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
 
 
 def along_outputs(linear: nn.Linear) -> nn.Linear:
-    """Returns the layer with its weight stored along the outputs: shape and values stay, the strides change."""
+    """Returns the layer with its weight stored along the outputs: shape and values stay, the strides change.
+
+    Args:
+        linear: the layer; it stays as it is.
+    """
     twin = copy.copy(linear)
     weight = linear.weight.detach().t().contiguous().t()
     twin._parameters = {**linear._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
@@ -55,8 +61,11 @@ def prepack_weights(model: Model, batch: int) -> Model:
     model's dtype are missing, the model's own layers are used.
 
     Args:
-        model: a decoder or a layer of one; it stays as it is.
+        model: a decoder or a layer of one, any `torch.nn.Module`; it stays as it is.
         batch: sequences that will be decoded together.
+
+    Returns:
+        a model of the same class.
 
     Raises:
         ValueError: batch is below 1.
@@ -87,7 +96,11 @@ def _laid_out(linear: Linear, batch: int) -> nn.Module:
 
 
 def has_blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is there and has products in this dtype on this processor: half precisions need AVX-512."""
+    """Says whether oneDNN is there and has products in this dtype on this processor: half precisions need AVX-512.
+
+    Args:
+        dtype: of the weights.
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

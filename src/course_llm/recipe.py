@@ -14,6 +14,7 @@ from course_llm.checkpoints import config_from_dict
 from course_llm.model import ModelConfig
 from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 
+#: The file of the shipped recipe.
 RECIPE_PATH = corpus.DATA / "recipe.toml"
 POSITIVE = ("tokens", "rows", "accumulate", "log_every", "validate_every", "sample_every", "checkpoint_every")
 EXAMPLES = {"int": 0, "float": 0.0, "str": ""}  # of what a setting's annotation asks for
@@ -31,11 +32,16 @@ class Training:
         accumulate: so many backward passes make one step, each over rows / accumulate sequences.
         peak_lr: of AdamW; reached after `warmup_steps`, kept, and taken linearly to 0 over the last
             `decay_share`.
-        betas, eps, weight_decay: of AdamW; only matrices decay.
+        betas: shares of its two running means that AdamW keeps at each step.
+        eps: added by AdamW to the root of the second mean.
+        weight_decay: of AdamW; only matrices decay.
         clip: largest norm of all gradients together.
-        precision: "bfloat16" for matrix products alone (autocast), "float32", or "float64" to compare
+        precision: `"bfloat16"` for matrix products alone (autocast), `"float32"`, or `"float64"` to compare
             exactly.
-        log_every, validate_every, sample_every, checkpoint_every: in steps.
+        log_every: steps from one line of the log to the next.
+        validate_every: steps from one measurement on validation documents to the next.
+        sample_every: steps from one round of samples to the next.
+        checkpoint_every: steps from one checkpoint to the next.
         prompts: what samples begin with.
     """
 
@@ -122,9 +128,14 @@ class Recipe:
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Reads a recipe from TOML: tables [data], [model] and [training] with the fields of the classes here.
+    """Reads a recipe from TOML.
 
-    Paths in it are relative to its folder; "shipped" is the course's own corpus and tokenizer.
+    Its tables are `[model]` with the fields of `course_llm.model.ModelConfig` (`vocab` is the tokenizer's),
+    `[training]` with those of `Training`, and `[data]` with `corpus`, `tokenizer` and `validation_share`. Paths are
+    relative to the recipe's folder; `"shipped"` is the course's own corpus or tokenizer.
+
+    Args:
+        path: the file.
 
     Raises:
         ValueError: the file is missing or no TOML, or a key is unknown, missing or out of range.
@@ -173,13 +184,22 @@ def _checked(table: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[st
 
 
 def as_plain(recipe: Recipe) -> dict[str, Any]:
-    """Returns a recipe as plain values, exactly as JSON gives them back; paths are left out, as files may move."""
+    """Returns a recipe as plain values, exactly as JSON gives them back; paths are left out, as files may move.
+
+    Args:
+        recipe: any.
+    """
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
     return {name: value for name, value in plain.items() if not name.endswith("_path")}
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
-    """Says where two plain recipes would train to other weights, or None; how often to report does not count."""
+    """Says where two plain recipes would train to other weights, or None; how often to report does not count.
+
+    Args:
+        ours: from `as_plain`.
+        theirs: from `as_plain`, or from an older checkpoint.
+    """
     for part in ("model", "training"):
         for name, value in ours[part].items():
             other = theirs.get(part, {}).get(name)
@@ -196,7 +216,7 @@ def warm_stable_decay(step: int, peak: float, warmup: int, total: int, decay_sha
     """Returns the learning rate of a step, from 0: up in `warmup` steps, flat, then linearly towards 0.
 
     Args:
-        step: counts from 0; step `total` would have rate 0.
+        step: counts from 0; step `total`, which is not taken, has rate 0.
         peak: the flat part's rate.
         warmup: steps on the way up.
         total: steps in all.

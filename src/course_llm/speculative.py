@@ -27,7 +27,8 @@ class Speculation:
     Attributes:
         rows: the new tokens of every row, its end of text included.
         target_passes: how often the large model ran, the prompt included.
-        accepted, drafted: tokens of rows that were still going.
+        drafted: tokens that the small model proposed for rows that were still going.
+        accepted: those of them that were kept.
     """
 
     rows: list[list[int]]
@@ -150,7 +151,7 @@ def beam_search(
     """Returns the `beams` best continuations that a beam search finds, best first, each with its score.
 
     Finished hypotheses are pooled and `beams` live ones go on beside them (canonical beam search; Hugging
-    Face's `early_stopping="never"`). The score is Σ log p / length^length_penalty, the end of text counted.
+    Face's `early_stopping="never"`). The score is `sum(log p) / length ** length_penalty`, the end of text counted.
     The search stops when no live hypothesis can come into the pool any more.
 
     Args:

@@ -22,8 +22,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 TOKENIZER_PATH = Path(__file__).parent / "data" / "tokenizer.json"
-# Words of ASCII letters, of digits, or of anything else, each with at most one space before; other spaces
-# stand alone.
+#: Words of ASCII letters, of digits, or of anything else, each with at most one space before; other spaces
+#: stand alone.
 WORD_PATTERN = r" ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9 \n]+|[ \n]"
 EOS = "<|endoftext|>"
 
@@ -31,7 +31,11 @@ Pair = tuple[bytes, bytes]
 
 
 def word_counts(texts: Iterable[str]) -> Counter[str]:
-    """Counts the words of all texts, cut by `WORD_PATTERN`; joined, the words of a text give the text."""
+    """Counts the words of all texts, cut by `WORD_PATTERN`; joined, the words of a text give the text.
+
+    Args:
+        texts: any.
+    """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(re.findall(WORD_PATTERN, text))
@@ -39,8 +43,7 @@ def word_counts(texts: Iterable[str]) -> Counter[str]:
 
 
 def train_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
-    """Learns byte-pair merges (Sennrich et al., arXiv 1508.07909) and returns them in the order they were
-    learned.
+    """Learns byte-pair merges (Sennrich et al., arXiv 1508.07909) and returns them in the order learned.
 
     Args:
         counts: how often each word occurs.
@@ -84,7 +87,12 @@ def train_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
 
 
 def merge_pair(parts: Sequence[bytes], pair: Pair) -> list[bytes]:
-    """Joins every occurrence of a pair, from left to right and without overlap."""
+    """Joins every occurrence of a pair, from left to right and without overlap.
+
+    Args:
+        parts: a word, cut into tokens.
+        pair: two tokens.
+    """
     merged: list[bytes] = []
     index = 0
     while index < len(parts):
@@ -106,6 +114,9 @@ def _byte_characters() -> list[str]:
 
 class CourseTokenizer:
     """Turns text into token ids and back: byte-level BPE, run by `tokenizers`.
+
+    Args:
+        merges: pairs of tokens in the order in which they were learned, from `train_merges`.
 
     Attributes:
         vocab: number of tokens, the end of text included.
@@ -138,7 +149,15 @@ class CourseTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab: int) -> CourseTokenizer:
-        """Trains a tokenizer of at most `vocab` tokens (256 bytes, the merges, the end of text) on texts."""
+        """Trains a tokenizer on texts.
+
+        Args:
+            texts: what the merges are learned from.
+            vocab: number of tokens at most: 256 bytes, the merges, the end of text.
+
+        Raises:
+            ValueError: vocab is below 257.
+        """
         if vocab < 257:
             raise ValueError(f"CourseTokenizer.train needs vocab >= 257, got vocab={vocab}")
         return cls(train_merges(word_counts(texts), vocab - 257))
@@ -146,6 +165,9 @@ class CourseTokenizer:
     @classmethod
     def load(cls, path: str | Path = TOKENIZER_PATH) -> CourseTokenizer:
         """Loads a tokenizer that `save` wrote.
+
+        Args:
+            path: the file; the shipped one by default.
 
         Raises:
             ValueError: the file is missing or not such a tokenizer.
@@ -161,21 +183,39 @@ class CourseTokenizer:
         return tokenizer
 
     def save(self, path: str | Path) -> None:
-        """Writes the tokenizer in the JSON format of `tokenizers`."""
+        """Writes the tokenizer in the JSON format of `tokenizers`.
+
+        Args:
+            path: where to.
+        """
         self.inner.save(str(path))
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text, without an end of text."""
+        """Returns the token ids of a text, without an end of text.
+
+        Args:
+            text: any.
+        """
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of every text; faster than one after the other."""
+        """Returns the token ids of every text; faster than one after the other.
+
+        Args:
+            texts: any.
+        """
         return [encoding.ids for encoding in self.inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int] | Int[Tensor, " seq"]) -> str:
         """Returns the text of token ids (a list or a 1-D tensor); the end of text gives nothing.
 
         Bytes that are not UTF-8 (a character cut in two) come back as U+FFFD.
+
+        Args:
+            ids: each from 0 to `vocab - 1`.
+
+        Raises:
+            ValueError: an id is outside of the vocabulary.
         """
         ids = [int(index) for index in ids]
         wrong = next((index for index in ids if not 0 <= index < self.vocab), None)
@@ -184,7 +224,11 @@ class CourseTokenizer:
         return self.inner.decode(ids, skip_special_tokens=True)
 
     def tokens(self, ids: Iterable[int] | Int[Tensor, " seq"]) -> list[str]:
-        """Returns the text of each token by itself, for figures and tables."""
+        """Returns the text of each token by itself, for figures and tables.
+
+        Args:
+            ids: as in `decode`.
+        """
         eos = self.inner.id_to_token(self.eos_id)
         return [eos if int(index) == self.eos_id else self.decode([index]) for index in ids]
 

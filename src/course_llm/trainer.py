@@ -22,8 +22,6 @@ from course_llm.recipe import RECIPE_PATH, Recipe, read_recipe
 from course_llm.training_reports import plot_log, tensorboard_writer
 from course_llm.training_run import Result, Trainer
 
-__all__ = ["Result", "Trainer", "main", "pretrain_from_recipe"]
-
 
 def pretrain_from_recipe(
     recipe: Recipe | str | Path = RECIPE_PATH,
@@ -44,15 +42,15 @@ def pretrain_from_recipe(
         out: folder for checkpoints, log and model; None keeps all in memory.
         resume: go on from the checkpoint in `out`.
         steps: stop early; the schedule is still that of the whole recipe.
-        device: "cpu", "cuda", "mps".
+        device: `"cpu"`, `"cuda"` or `"mps"`.
         compile: use `torch.compile`.
-        parallel: "ddp" or "fsdp" under torchrun; see `course_llm.workers`.
+        parallel: `"ddp"` or `"fsdp"` under torchrun; see `course_llm.workers`.
         console: where to report progress; None is silent.
-        tensorboard: write events into `out`/events.
+        tensorboard: write events into the folder `events` of `out`.
 
     Raises:
-        ValueError: a recipe, corpus or checkpoint that does not do, or `out` holds a checkpoint and `resume`
-            is off.
+        ValueError: the recipe, the corpus or the checkpoint is missing or not valid; the device is not there;
+            `steps` is below 0; `resume` without `out`; or `out` holds a checkpoint and `resume` is off.
     """
     if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe)
@@ -76,7 +74,14 @@ def pretrain_from_recipe(
 
 
 def require_device(name: str) -> None:
-    """Raises ValueError unless torch knows a device of this name and can use it here."""
+    """Refuses a device that torch does not know or cannot use here.
+
+    Args:
+        name: of the device.
+
+    Raises:
+        ValueError: torch cannot use it.
+    """
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA fails an assertion
@@ -85,7 +90,11 @@ def require_device(name: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `course-llm pretrain` and returns the exit status; a fault is one clear line."""
+    """Runs `course-llm pretrain` and returns the exit status; a fault is one clear line.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
     parser = argparse.ArgumentParser("course-llm pretrain", description="Trains a decoder by a recipe.")
     parser.add_argument(
         "recipe", nargs="?", default=str(RECIPE_PATH), help="TOML file; the shipped one by default"

@@ -26,6 +26,9 @@ class TokenStream:
         eos_id: ends a document.
         context: tokens per row.
         seed: of the order.
+
+    Raises:
+        ValueError: the documents together have no more than `context` tokens.
     """
 
     def __init__(self, documents: Sequence[Sequence[int]], eos_id: int, context: int, seed: int) -> None:
@@ -37,7 +40,12 @@ class TokenStream:
         self._epoch: tuple[int, Tensor, Tensor] | None = None
 
     def batch(self, first: int, rows: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """Returns inputs and targets of rows first, first + 1, ..., counted from the start of the run."""
+        """Returns inputs and targets of the rows `first` to `first + rows - 1`.
+
+        Args:
+            first: number of the first row, counted from 0 at the start of the run.
+            rows: how many.
+        """
         starts = [self._row(index) for index in range(first, first + rows)]
         pieces = torch.stack([stream[start : start + self.context + 1] for stream, start in starts])
         return pieces[:, :-1], pieces[:, 1:]
@@ -57,6 +65,11 @@ def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
     """Yields start and first scored target of windows that score every target of a sequence once.
 
     Windows of `window` tokens start every `stride`; each scores the targets that the one before has not.
+
+    Args:
+        length: tokens of the sequence.
+        window: tokens per window.
+        stride: tokens between two starts, below `window`.
     """
     scored = 1
     for start in range(0, length, stride):

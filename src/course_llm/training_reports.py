@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from course_llm.checkpoints import write_atomically
 from course_llm.model import Decoder, ModelConfig
 
+#: Columns of the log.
 LOG_COLUMNS = (
     "step",
     "tokens",
@@ -36,6 +37,13 @@ def matmul_peak(
     """Measures the FLOPs per second of matrix products, the best of a few.
 
     The small ones come first: a processor without instructions for the dtype takes seconds for a large one.
+
+    Args:
+        device: where to measure.
+        dtype: of the matrices.
+        largest: rows and columns of the largest product; the others have a half and a quarter of it.
+        repeats: measurements per size, after one to warm up.
+        patience_s: once a product takes longer, no more follow.
     """
     best = 0.0
     for size in (largest // 4, largest // 2, largest):
@@ -51,7 +59,13 @@ def matmul_peak(
 
 
 def step_flops(config: ModelConfig, model: Decoder, tokens: int) -> float:
-    """Counts the FLOPs of a training step: 6 per weight and token, and causal attention's two products."""
+    """Counts the FLOPs of a training step: 6 per weight and token, and causal attention's two products.
+
+    Args:
+        config: the model's.
+        model: its matrices are counted; an embedding that is no output matrix is not, for it multiplies nothing.
+        tokens: of the step, in sequences as long as the model's context.
+    """
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 2)
     if not config.tied:
         weights -= model.embedding.weight.numel()
@@ -61,7 +75,15 @@ def step_flops(config: ModelConfig, model: Decoder, tokens: int) -> float:
 
 
 def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes the log as CSV, atomically."""
+    """Writes the log as CSV, atomically.
+
+    Args:
+        path: where to.
+        rows: one dictionary per line, with the keys `LOG_COLUMNS`.
+
+    Raises:
+        ValueError: the file could not be written; an old one is untouched.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, LOG_COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -71,7 +93,13 @@ def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def progress(console: Console | None, last: int, done: int) -> Iterator[Any]:
-    """Shows a progress bar on a terminal, lines elsewhere; yields the function that takes a row of the log."""
+    """Shows a progress bar on a terminal, lines elsewhere; yields the function that takes a row of the log.
+
+    Args:
+        console: where to; None shows nothing.
+        last: the step at which the run ends.
+        done: steps that an earlier run has done.
+    """
     words = "loss {loss:.3f} · {tokens_per_s:,} tokens/s · {peak_share:.0%} of matmul peak"
     if console is None:
         yield lambda row: None
@@ -88,7 +116,15 @@ def progress(console: Console | None, last: int, done: int) -> Iterator[Any]:
 
 
 def plot_log(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Draws training loss (nats per token) and validation (bits per byte) over the tokens seen."""
+    """Draws training loss (nats per token) and validation (bits per byte) over the tokens seen.
+
+    Args:
+        path: where to, as SVG.
+        rows: the log.
+
+    Raises:
+        ValueError: the file could not be written; an old one is untouched.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 6.0), layout="constrained")
@@ -106,6 +142,9 @@ def plot_log(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def tensorboard_writer(folder: Path) -> Callable[[dict[str, Any]], None]:
     """Returns a function that writes a row of the log as TensorBoard events.
+
+    Args:
+        folder: where to.
 
     Raises:
         ValueError: the package tensorboard is not installed.

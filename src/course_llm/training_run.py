@@ -53,9 +53,12 @@ class Trainer:
         out: folder for `checkpoint.safetensors`, `log.csv` and `model.safetensors`; None writes nothing.
         device: where to train.
         compile: use `torch.compile`.
-        parallel: "ddp" or "fsdp" under torchrun; see `course_llm.workers`.
+        parallel: `"ddp"` or `"fsdp"` under torchrun; see `course_llm.workers`.
         console: where to report; None is silent.
         on_row: called with each line of the log.
+
+    Raises:
+        ValueError: corpus or tokenizer is missing or not valid, `out` cannot be made, or `parallel` does not do.
     """
 
     def __init__(
@@ -111,7 +114,14 @@ class Trainer:
     # -- the run ----------------------------------------------------------------------------------
 
     def run(self, steps: int | None = None) -> Result:
-        """Trains to the end of the recipe, or to `steps` if that is earlier, and returns what was reached."""
+        """Trains to the end of the recipe, or to `steps` if that is earlier, and returns what was reached.
+
+        Args:
+            steps: where to stop, counted from the start of the recipe; None goes to its end.
+
+        Raises:
+            ValueError: the loss is no longer finite, or a file could not be written.
+        """
         last = min(self.recipe.steps, self.recipe.steps if steps is None else steps)
         training = self.recipe.training
         peak = matmul_peak(self.device, self.precision)
@@ -173,7 +183,11 @@ class Trainer:
         return Result(self.model, self.step, self.rows, bits)
 
     def validate(self, documents: int) -> float:
-        """Measures bits per byte over the first so many validation documents."""
+        """Measures bits per byte over the first validation documents; NaN if there are none.
+
+        Args:
+            documents: how many.
+        """
         chosen, context = self.validation[:documents], self.recipe.model.context
         if not chosen:
             return float("nan")
@@ -184,7 +198,13 @@ class Trainer:
 
     @torch.no_grad()
     def sample(self, prompt: str, tokens: int = 48, temperature: float = 0.7) -> str:
-        """Continues a prompt, with a seed of its own, so that looking never changes the run."""
+        """Continues a prompt, with a seed of its own, so that looking never changes the run.
+
+        Args:
+            prompt: text.
+            tokens: to add at most.
+            temperature: above 0.
+        """
         generator = torch.Generator().manual_seed(0)
         ids = torch.tensor([[self.tokenizer.eos_id, *self.tokenizer.encode(prompt)]], device=self.device)
         for _ in range(tokens):
@@ -206,7 +226,11 @@ class Trainer:
     # -- checkpoint -------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Replaces checkpoint and log, each atomically."""
+        """Replaces checkpoint and log, each atomically.
+
+        Raises:
+            ValueError: a file could not be written; the old one is untouched.
+        """
         tensors = {f"model.{name}": whole(tensor) for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state[parameter].items():

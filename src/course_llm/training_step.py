@@ -25,7 +25,8 @@ class Objective(nn.Module):
     Args:
         model: its parameters are trained.
         precision: of matrix products; bfloat16 means autocast, anything else the dtype of the weights.
-        label_smoothing, z_loss: as in `course_llm.regularized_loss`.
+        label_smoothing: as in `course_llm.regularized_loss.regularized_cross_entropy`.
+        z_loss: as in `course_llm.regularized_loss.regularized_cross_entropy`.
     """
 
     def __init__(
@@ -45,7 +46,13 @@ class Objective(nn.Module):
         targets: Int[Tensor, "batch seq"],
         document_ids: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Returns the loss of the targets; those of -100 do not count. Attention stays inside a document."""
+        """Returns the mean loss per token.
+
+        Args:
+            ids: the inputs.
+            targets: the token that follows each input; `-100` does not count.
+            document_ids: attention stays inside a document; None takes each row as one.
+        """
         with nullcontext() if self.half is None else torch.autocast(ids.device.type, self.half):
             hidden = self.model.hidden(ids, document_ids=document_ids).flatten(0, 1)
         w_vocab = self.model.head.weight.T
@@ -63,7 +70,16 @@ def make_optimizer(
     weight_decay: float = 0.1,
     fused: bool = True,
 ) -> torch.optim.AdamW:
-    """Builds AdamW in which matrices decay and vectors (norms, biases) do not."""
+    """Builds AdamW in which matrices decay and vectors (norms, biases) do not.
+
+    Args:
+        model: its parameters are trained.
+        lr: learning rate.
+        betas: shares of the two running means that are kept at each step.
+        eps: added to the root of the second mean.
+        weight_decay: of matrices.
+        fused: use torch's fused kernels.
+    """
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [

@@ -24,7 +24,7 @@ class Workers:
     """The processes of a run.
 
     Attributes:
-        kind: "ddp", "fsdp", or None for a single process.
+        kind: `"ddp"`, `"fsdp"`, or None for a single process.
         rank: number of this process; rank 0 writes and reports.
         world: how many there are.
     """
@@ -34,18 +34,30 @@ class Workers:
     world: int = 1
 
     def share(self, rows: Tensor) -> Tensor:
-        """Returns this process's rows of a batch."""
+        """Returns this process's rows of a batch.
+
+        Args:
+            rows: those of all processes.
+        """
         return rows.chunk(self.world)[self.rank] if self.world > 1 else rows
 
     def mean(self, value: Tensor) -> Tensor:
-        """Averages a number over the processes."""
+        """Averages a number over the processes.
+
+        Args:
+            value: this process's; it may be changed in place.
+        """
         if self.world > 1:
             dist.all_reduce(value)
             value = value / self.world
         return value
 
     def wrap(self, objective: Objective) -> Any:
-        """Prepares a model, the same in every process, for parallel training; returns what is to be called."""
+        """Prepares a model, the same in every process, for parallel training; returns what is to be called.
+
+        Args:
+            objective: the model with its loss.
+        """
         model = objective.model
         if self.kind == "ddp":
             devices = [model.embedding.weight.device] if model.embedding.weight.is_cuda else None
@@ -76,7 +88,7 @@ def join(kind: str | None, rows: int, device: torch.device) -> Workers:
     """Joins the processes that `torchrun` has started, over gloo on CPUs and NCCL on GPUs.
 
     Args:
-        kind: "ddp", "fsdp" or None.
+        kind: `"ddp"`, `"fsdp"`, or None for a single process.
         rows: of a backward pass; every process takes the same number of them.
         device: where this process computes.
 
@@ -102,14 +114,23 @@ def join(kind: str | None, rows: int, device: torch.device) -> Workers:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns all of a tensor, gathered from its shards if it has any; every process must call it."""
+    """Returns all of a tensor, gathered from its shards if it has any; every process must call it.
+
+    Args:
+        tensor: sharded or not.
+    """
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Cuts a whole tensor as another one is cut; scalars and unsharded tensors stay whole."""
+    """Cuts a whole tensor as another one is cut; scalars and unsharded tensors stay whole.
+
+    Args:
+        tensor: the whole one.
+        like: the other.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(like, DTensor) and tensor.shape == like.shape:
@@ -118,7 +139,12 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_all(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """Cuts tensors as a module's own of the same names are cut; those without counterpart stay as they are."""
+    """Cuts tensors as a module's own of the same names are cut; those without counterpart stay as they are.
+
+    Args:
+        tensors: by name.
+        module: has tensors of these names.
+    """
     state = module.state_dict()
     return {
         name: shard_like(tensor, state[name]) if name in state else tensor for name, tensor in tensors.items()
