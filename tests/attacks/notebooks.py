@@ -175,7 +175,7 @@ def _(data):
     return data
 
 
-@notebook("cell magics", "puts magics and shell escapes into its answer, which have no effect")
+@notebook("cell magics", "puts magics and shell escapes into its answer")
 def _(data):
     cell = find(data, ATTACKED)
     cell["source"] = "%load_ext autoreload\n!touch @FOLDER@/written\n%cd /\n" + RIGHT[ATTACKED]
