@@ -1,24 +1,26 @@
 # %% [markdown]
 # # Multi-head latent attention: exercises
 #
-# You build the attention layer of DeepSeek-V2 piece by piece: a low-rank factorisation, the latent that replaces keys and
-# values in the cache, the separate key that carries the positions, attention that never builds a key or a value, the cache,
-# one decode step, and the arithmetic that says what all this saves. The last exercise is LoRA, the same idea used for
-# fine-tuning.
+# You build the attention layer of DeepSeek-V2: a low-rank factorisation, the latent that replaces keys and values in the
+# cache, the whole layer in two forms, of which the second never builds a key or a value, the scores with a separate rotary
+# key, the cache, one decode step, and the arithmetic that says what all this saves. The last exercise is LoRA, the same idea
+# used for fine-tuning.
 #
 # All matrices act on row vectors, `x @ w`. Heads are consecutive blocks of columns. Every exercise can be solved without the
-# others. Results keep the dtype and device of the inputs, gradients flow to every float input, and no input is changed
-# in place. The matrices come in a frozen dataclass:
+# others, in any order. Both forms of the layer contain the scores with a separate rotary key: if you want the smaller step first,
+# take that exercise before them. Results keep the dtype and device of the inputs, and no input is changed in place.
+# Gradients flow to every float input, except through the cache: the cache and the decode step serve inference, and no
+# gradient of theirs is asked for. The matrices come in a frozen dataclass:
 #
 # | `MLAWeights` | shape | what it does |
 # |---|---|---|
-# | `w_q` | (d_hidden, heads·d_h) | content part of the queries |
-# | `w_qr` | (d_hidden, heads·d_r) | rotary part of the queries |
-# | `w_dkv` | (d_hidden, d_c) | down to the latent |
-# | `w_kr` | (d_hidden, d_r) | the rotary key, one for all heads |
-# | `w_uk`, `w_uv` | (d_c, heads·d_h) | latent up to keys, to values |
-# | `w_o` | (heads·d_h, d_hidden) | output |
-# | `heads` | int | number of heads |
+# | `w_q` | `(d_hidden, heads·d_h)` | content part of the queries |
+# | `w_qr` | `(d_hidden, heads·d_r)` | rotary part of the queries |
+# | `w_dkv` | `(d_hidden, d_c)` | down to the latent |
+# | `w_kr` | `(d_hidden, d_r)` | the rotary key, one for all heads |
+# | `w_uk`, `w_uv` | `(d_c, heads·d_h)` | latent up to keys, to values |
+# | `w_o` | `(heads·d_h, d_hidden)` | output |
+# | `heads` | `int` | number of heads |
 #
 # `apply_rope(x, positions)` is given. It turns rows `x` of shape `(..., seq, width)` by their integer `positions`, `(seq,)`
 # or of any shape that broadcasts to `(..., seq)`.
@@ -31,11 +33,11 @@ from course_llm.weights import MLAWeights
 # ## The best approximation of a given rank
 #
 # **Given** a matrix `w` of shape `(rows, cols)` and a `rank`, **return** `(a, b)` of shapes `(rows, rank)` and
-# `(rank, cols)` such that `a @ b` is the closest matrix of that rank.
+# `(rank, cols)` such that `a @ b` is the closest matrix of at most that rank.
 #
 # **Rule.** Take the singular value decomposition, keep the largest `rank` singular values and their vectors. Share the
 # singular values between `a` and `b` as you like: only the product is checked. `torch.linalg.svd` does not take half
-# precision; decompose in float32 then and go back. A `rank` below 1 or above `min(rows, cols)` is a `ValueError` that says so.
+# precision: then decompose in `float32` and convert the factors back. A `rank` below 1 or above `min(rows, cols)` is a `ValueError` that says so.
 #
 # **Example.** For `w = diag(1, 3, 2)` and rank 2, `a @ b` is `diag(0, 3, 2)`.
 
@@ -62,7 +64,7 @@ def low_rank_factors(w, rank):
 #
 # **Given** latents `c`, the two up-projections and `heads`, `expand_kv` **returns** `(k, v)`, each `(batch, heads, seq, d_h)`.
 #
-# **Rule.** All heads read the same latent. Head i owns the i-th block of d_h columns of `c @ w_uk` and of `c @ w_uv`.
+# **Rule.** All heads read the same latent. Head $i$ owns the $i$-th block of $d_h$ columns of `c @ w_uk` and of `c @ w_uv`.
 #
 # **Example.** One token, `c = [[[2.]]]`, `w_uk = [[1., 2., 3., 4.]]`, two heads: the key of head 0 is `[2., 4.]`, that of head 1 `[6., 8.]`.
 
@@ -94,11 +96,11 @@ def expand_kv(c, w_uk, w_uv, heads):
 #
 # 1. Latent $c = h W_{DKV}$; content keys and values are expanded from it, per head.
 # 2. Content queries are $h W_Q$, rotary queries $h W_{QR}$, both cut into heads; then each rotary query is rotated by its position.
-# 3. One rotary key for all heads: `apply_rope(h @ w_kr, positions)`.
+# 3. One rotary key for all heads: `h @ weights.w_kr`, rotated by the same positions with `apply_rope`.
 # 4. The score of a query with a key is (content · content + rotary · rotary) / $\sqrt{d_h + d_r}$.
 # 5. Causal mask, softmax over the keys, weighted sum of the values, heads side by side, times $W_O$.
 #
-# **Example.** With a single token the softmax is 1, and the output is `h @ w_dkv @ w_uv @ w_o`.
+# **Example.** With a single token the softmax is 1, and the output is $h\,W_{DKV} W_{UV} W_O$.
 
 # %% exercise="latent_attention"
 def latent_attention(h, weights):
@@ -123,7 +125,7 @@ def latent_attention(h, weights):
 
 # %% [markdown] hints="latent_attention"
 # 1. Write a small helper that turns `(batch, seq, heads·width)` into `(batch, heads, seq, width)`; you need it four times.
-# 2. Concatenate the content part and the rotated part of the queries, and likewise of the keys: this is ordinary attention with keys of width d_h + d_r.
+# 2. Concatenate the content part and the rotated part of the queries, and likewise of the keys: this is ordinary attention with keys of width $d_h + d_r$.
 # 3. `k_r[:, None]` has shape `(batch, 1, seq, d_r)` and broadcasts over the heads (`expand` it before `torch.cat`).
 # 4. Rotate after the split into heads, mask with `masked_fill(…triu(1), -inf)`, then merge with `transpose(1, 2)` and `reshape`.
 
@@ -133,11 +135,11 @@ def latent_attention(h, weights):
 # **Given** the last rows `h` of a sequence (all of them, a chunk, or one), the latents `c` and rotated keys `k_r` of the whole
 # sequence, and `weights`, **return** the same output for the rows in `h` as the naive form.
 #
-# **Rule.** Never build a key or a value, not for one head either. Per head, $(q\, W_{UK}^\top)\, c^\top$ equals $q\, (c\, W_{UK})^\top$, and
+# **Rule.** Never build a key or a value, not even for one head. Per head, $(q\, W_{UK}^\top)\, c^\top$ equals $q\, (c\, W_{UK})^\top$, and
 # $(a\, c)\, W_{UV}$ equals $a\, (c\, W_{UV})$, with $a$ the attention weights. `k_r` comes rotated; the rotary queries you rotate yourself, at the positions
-# keys − queries, …, keys − 1. The mask lets the last row see every key. The scale stays $1/\sqrt{d_h + d_r}$.
+# `keys − queries`, …, `keys − 1`. The mask lets the last row see every key. The scale stays $1/\sqrt{d_h + d_r}$.
 #
-# **Example.** With 1 query and 256 keys, d_c = 4 and d_h = 64, no tensor may have 256 × 64 numbers.
+# **Example.** With 1 query and 256 keys, $d_c = 4$ and $d_h = 64$, no tensor may have 256 × 64 numbers.
 
 # %% exercise="latent_attention_absorbed"
 def latent_attention_absorbed(h, c, k_r, weights):
@@ -157,10 +159,10 @@ def latent_attention_absorbed(h, c, k_r, weights):
     ### END SOLUTION
 
 # %% [markdown] hints="latent_attention_absorbed"
-# 1. View `w_uk` as `(d_c, heads, d_h)`. The absorbed query of head i is `q_i @ w_uk[:, i].T`, of width d_c.
+# 1. View `w_uk` as `(d_c, heads, d_h)`. The absorbed query of head $i$ is `q_i @ w_uk[:, i].T`, of width $d_c$.
 # 2. `torch.einsum("bhqd,chd->bhqc", q, w_uk)` does that for all heads; its product with `c` is the content score.
-# 3. Average the latents with the attention weights first, `(batch, heads, queries, d_c)`, and apply W_UV to the mean.
-# 4. Row i of `h` sees keys 0 … keys − queries + i: hide `torch.ones(queries, keys).triu(keys - queries + 1)`.
+# 3. Average the latents with the attention weights first, `(batch, heads, queries, d_c)`, and apply $W_{UV}$ to the mean.
+# 4. Row $i$ of `h` sees the keys up to `keys − queries + i`: hide `torch.ones(queries, keys).triu(keys - queries + 1)`.
 
 # %% [markdown] exercise="decoupled_rope_scores" points=6 minutes=15
 # ## Scores with a decoupled rotary key
@@ -195,8 +197,8 @@ def decoupled_rope_scores(q_c, q_r, k_c, k_r, positions):
 #
 # **Rule.** It is made with room for `max_seq` tokens. `update(c, k_r)` takes new rows, `(batch, new, d_c)` and
 # `(batch, new, d_r)`, and returns the pair of all rows so far, oldest first. `length` is the number of tokens held. `reset()`
-# forgets them, and the room is free again. It keeps d_c + d_r numbers per token and nothing beside them, in `dtype` on
-# `device`. When more than `max_seq` tokens would be held, `update` raises a `ValueError` and nothing is changed.
+# forgets them, and the room is free again. It keeps $d_c + d_r$ numbers per token and nothing beside them, in `dtype` on
+# `device`. Whether gradients flow through it does not matter: it serves inference, and you may detach the rows. When more than `max_seq` tokens would be held, `update` raises a `ValueError` and nothing is changed.
 #
 # **Example.** After updates with 3 tokens and 1 token `length` is 4, and the second update returns 4 rows. With `max_seq = 4` a third update fails.
 
@@ -273,7 +275,7 @@ def latent_decode_step(h, weights, cache):
 # latent (`d_c`) and one rotary key (`d_r`) for all heads. An unknown kind is a `ValueError`; so is `groups` missing for
 # `"gqa"`, or `d_c` or `d_r` missing for `"mla"`. Arguments that a kind does not need are ignored.
 #
-# **Example.** 8 heads of width 16: `"mha"` 256, `"gqa"` with 2 groups 64, `"mqa"` 32; `"mla"` with d_c = 20 and d_r = 4 is 24.
+# **Example.** 8 heads of width 16: `"mha"` 256, `"gqa"` with 2 groups 64, `"mqa"` 32; `"mla"` with $d_c = 20$ and $d_r = 4$ is 24.
 
 # %% exercise="cache_elements_per_token"
 def cache_elements_per_token(kind, heads, head_dim, groups=None, d_c=None, d_r=None):
@@ -322,11 +324,11 @@ def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, by
 # ## LoRA
 #
 # **Given** rows `x`, `(..., d_in)`, a pretrained weight `w`, `(d_in, d_out)`, and factors `a`, `(d_in, r)`, and `b`,
-# `(r, d_out)`, `lora_forward` **returns** x·W + (alpha/r)·x·A·B. `merge_lora` **returns** the one matrix that does the same.
+# `(r, d_out)`, `lora_forward` **returns** $xW + \frac{\alpha}{r}\, xAB$, with $\alpha$ the argument `alpha`. `merge_lora` **returns** the one matrix that does the same.
 #
-# **Rule.** r is the width of `a`. Merging leaves `w` itself unchanged. Gradients flow to every input, `w` too.
+# **Rule.** $r$ is the width of `a`. Merging leaves `w` itself unchanged. Gradients flow to every input, `w` too.
 #
-# **Example.** `x = [[1, 2]]`, `w = [[1], [1]]`, `a` the identity, `b = [[2], [1]]`, alpha 4: 3 + (4/2)·4 = 11, and the merged weight is `[[5], [3]]`.
+# **Example.** `x = [[1, 2]]`, `w = [[1], [1]]`, `a` the identity, `b = [[2], [1]]`, `alpha=4`: 3 + (4/2)·4 = 11, and the merged weight is `[[5], [3]]`.
 
 # %% exercise="lora_forward"
 def lora_forward(x, w, a, b, alpha):
@@ -342,5 +344,5 @@ def merge_lora(w, a, b, alpha):
 
 # %% [markdown] hints="lora_forward"
 # 1. The rank is `a.shape[1]`.
-# 2. Multiply from the left: `(x @ a) @ b` never builds a (d_in, d_out) matrix.
+# 2. Multiply from the left: `(x @ a) @ b` never builds a `(d_in, d_out)` matrix.
 # 3. The merged weight is `w + (alpha / r) * (a @ b)`, a new tensor.
