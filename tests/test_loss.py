@@ -3,6 +3,8 @@
 import inspect
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -371,6 +373,26 @@ def test_chunked_cross_entropy_equals_the_full_loss_and_its_gradients(chunk, dty
     agree(got, want, dtype)
     for a, b in zip(grads, torch.autograd.grad(3 * want, wide), strict=True):
         agree(a, b, dtype)
+
+
+def test_the_chapters_chunked_loss_equals_the_packages():
+    page = (Path(__file__).parents[1] / "book" / "loss.md").read_text(encoding="utf-8")
+    cells = re.findall(r"```\{code-cell\} ipython3\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names = {"torch": torch, "F": F, "loss": loss}
+    for start in ("def loss_in_chunks", "def gradients_in_chunks", "class ChunkedLoss"):
+        exec(next(cell for cell in cells if cell.startswith(start)), names)
+    hidden, w_vocab, targets = (
+        randn(10, 4).requires_grad_(),
+        randn(4, 9, seed=1).requires_grad_(),
+        randint(9, 10),
+    )
+    for chunk in (1, 3, 5, 64):
+        by_hand = names["ChunkedLoss"].apply(hidden, w_vocab, targets, chunk)
+        package = loss.chunked_cross_entropy(hidden, w_vocab, targets, chunk)
+        agree(by_hand, package)
+        grads = (torch.autograd.grad(3 * value, (hidden, w_vocab)) for value in (by_hand, package))
+        for got, want in zip(*grads, strict=True):
+            agree(got, want)
 
 
 def test_chunked_cross_entropy_of_a_tied_and_of_a_frozen_projection():

@@ -1,5 +1,6 @@
 """Independent facts about the reference of the chapter on multi-head latent attention."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_llm import mla
+from course_llm import corpus, mla
 from course_llm.attention import apply_rope
 from course_llm.weights import MLAWeights
 
@@ -416,3 +417,12 @@ def test_lora_is_differentiable():
     args = [randn(*s, g=g).requires_grad_() for s in ((3, 6), (6, 4), (6, 2), (2, 4))]
     assert torch.autograd.gradcheck(lambda x, w, a, b: mla.lora_forward(x, w, a, b, 3.0), args)
     assert torch.autograd.gradcheck(lambda w, a, b: mla.merge_lora(w, a, b, 3.0), args[1:])
+
+
+def test_the_measured_kinds_come_with_the_package_and_are_of_equal_size():
+    runs = json.loads((corpus.DATA / "attention_kinds.json").read_text())
+    per_kind = {kind: [run for run in runs if run["kind"] == kind] for kind in {run["kind"] for run in runs}}
+    assert len(per_kind) == 5 and {len(runs) for runs in per_kind.values()} == {5}
+    sizes = [run["parameters"] for run in runs]
+    assert max(sizes) - min(sizes) < 1e-3 * min(sizes)
+    assert per_kind["MLA, 24 + 8"][0]["elements_per_token"] == mla.cache_elements_per_token("mqa", 6, 16)
