@@ -87,6 +87,7 @@ def state_of_sources(text, folder):
     if any(path.name == "corpus.py" or path.name == "model.py" for path in files):
         for path in sorted((PACKAGE / "data").glob("*")):
             digest.update(f"{path.name} {path.stat().st_size}".encode())
+            digest.update(path.read_bytes() if path.suffix in (".json", ".csv") else b"")
     return digest.hexdigest()
 
 
