@@ -12,8 +12,13 @@
 # that you do not paste are taken from the course, and the check and the report name them.
 #
 # **The weights.** `LayerWeights`, `LatentLayerWeights` and `ModelWeights` are frozen dataclasses: `help(LayerWeights)` shows
-# the fields. Row vectors times weights (`x @ w`); heads are consecutive column blocks, as in `split_heads`. Every norm is an RMSNorm over the
-# last axis with epsilon 1e-5: $x$ divided by $\sqrt{\mathrm{mean}(x^2) + 10^{-5}}$, times the scale; `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
+# the fields. Row vectors times weights (`x @ w`); heads are consecutive column blocks, as in `split_heads`.
+#
+# **The norms.** Every norm is an RMSNorm over the last axis:
+#
+# $$\frac{x}{\sqrt{\mathrm{mean}(x^2) + 10^{-5}}} \cdot \text{scale}$$
+#
+# The call `F.rms_norm(x, scale.shape, scale, 1e-5)` computes it.
 #
 # **To hear it speak**, when all is written, run in a cell of your own:
 #
@@ -105,14 +110,15 @@ class ModelCache:
 # **Return** `(batch, new, d_hidden)`:
 #
 # 1. project with `w_q`, `w_k`, `w_v` and split into heads;
-# 2. RMSNorm over head_dim on every head's queries (scale `q_norm`) and keys (scale `k_norm`);
+# 2. RMSNorm over `head_dim` on every head's queries (scale `q_norm`) and keys (scale `k_norm`);
 # 3. rotate queries and keys by their positions in the text: the first new token stands at `cache.length`;
 # 4. store keys and values, `cache.update(index, k, v)`; the keys are stored normed and rotated;
 # 5. attend causally from the new rows to all rows so far, scale $1/\sqrt{\text{head\_dim}}$; merge the heads; multiply with `w_o`.
 #
-# `heads · head_dim` may differ from `d_hidden`.
+# `heads * head_dim` may differ from `d_hidden`.
 #
-# **Cost.** With width = heads · head_dim at most 8 · new · d_hidden · width + 4 · new · keys · width FLOPs per row of the batch, where keys are all tokens so far.
+# **Cost.** At most `8 * new * d_hidden * width + 4 * new * keys * width` FLOPs per row of the batch, where `width` is `heads * head_dim` and
+# `keys` are all tokens so far.
 #
 # **Example.** A prompt of 5 tokens, then one token: the second call computes one row of queries, at position 5, on 6 keys.
 
@@ -137,21 +143,26 @@ def attention_step(x, layer, heads, cache, index):
 # %% [markdown] exercise="latent_attention_step" points=12 minutes=30
 # ## Latents in the place of keys and values
 #
-# Keys and values of a layer are read off the same row: together, `[w_k | w_v]` is one matrix with d_hidden rows. Written as a product
-# through d_c numbers, it gives a **latent**, and the latent is all that has to be cached. With d_c = d_hidden nothing is lost; the bundled model's cache
-# is then half as large. A smaller d_c is an approximation.
+# Keys and values of a layer are read off the same row: together, `[w_k | w_v]` is one matrix with `d_hidden` rows. Written as a product
+# through `d_c` numbers, it gives a **latent**, and the latent is all that has to be cached. With `d_c = d_hidden` nothing is lost; the bundled model's cache
+# is then half as large. A smaller `d_c` is an approximation.
 #
 # **`latent_factors(w_k, w_v, d_c)`** returns `(w_dkv, w_uk, w_uv)`, of shapes `(d_hidden, d_c)`, `(d_c, width)`, `(d_c, width)`, such that `w_dkv @ w_uk`
-# beside `w_dkv @ w_uv` is the best approximation of rank d_c of `w_k` beside `w_v`. How the product is shared between the factors
-# is free. A `d_c` below 1 or above min(d_hidden, 2 · width) is a `ValueError`.
+# beside `w_dkv @ w_uv` is the best approximation of rank `d_c` of `w_k` beside `w_v`. How the product is shared between the factors
+# is free. A `d_c` below 1 or above `min(d_hidden, 2 * width)` is a `ValueError`.
 #
 # **`latent_attention_step(x, layer, heads, cache, index)`** takes a `LatentLayerWeights` and returns what `attention_step` returns
 # with `w_k = w_dkv @ w_uk` and `w_v = w_dkv @ w_uv`. Its cache is given the latents of the new tokens alone,
-# `cache.update(index, c)` with `c` of shape `(batch, new, d_c)`, and returns a tuple of one tensor. Keys are expanded from all latents, then normed, then rotated, key i
-# by position i.
+# `cache.update(index, c)` with `c` of shape `(batch, new, d_c)`, and returns a tuple of one tensor. Keys are expanded from all latents, then normed, then rotated, key $i$
+# by position $i$.
 #
-# **Cost.** Per row of the batch at most 2 · new · d_hidden · (2 · width + d_c) + 4 · keys · d_c · width + 4 · new · keys · width FLOPs: queries, latents and the output
-# for new tokens; keys and values expanded once per call; attention. (Less is possible. The leaderboard counts.)
+# **Cost.** Per row of the batch at most the sum of
+#
+# - `2 * new * d_hidden * (2 * width + d_c)` FLOPs for queries, latents and the output, of new tokens alone;
+# - `4 * keys * d_c * width` for keys and values, expanded once per call;
+# - `4 * new * keys * width` for attention.
+#
+# Less is possible. The leaderboard counts.
 
 # %% exercise="latent_attention_step"
 def latent_factors(w_k, w_v, d_c):
@@ -192,7 +203,7 @@ def latent_attention_step(x, layer, heads, cache, index):
 #    `LatentLayerWeights`, and `attention_step` for a `LayerWeights`. GELU is exact (`F.gelu`), the norms are RMSNorm.
 # 3. The last norm (`weights.norm`), then the output matrix, which is the embedding transposed.
 #
-# **Cost.** The vocabulary's 2 · d_hidden · vocab FLOPs are paid once per row of the batch, for the last token alone.
+# **Cost.** The vocabulary's `2 * d_hidden * vocab` FLOPs are paid once per row of the batch, for the last token alone.
 #
 # **Example.** A prompt of 9 tokens and then one token are two calls with the same cache; each returns `(batch, vocab)`.
 
@@ -222,16 +233,16 @@ def decoder_step(weights, ids, cache):
 #
 # **Given** `weights`, a prompt `ids` `(batch, seq)` and `max_new_tokens`, **return** the prompt followed by the new tokens.
 #
-# - The prompt goes through the model in one step, then one token per step. Per row **prompt + new − 1** tokens are pushed: the last
+# - The prompt goes through the model in one step, then one token per step. Per row `prompt + new - 1` tokens go through the model: the last
 #   token written is never read. `max_new_tokens` 0 returns the prompt.
-# - Temperature 0 takes the most probable token, ties to the lower id. Above, the t-th new token of a row is drawn from
+# - Temperature 0 takes the most probable token, ties to the lower id. Above, new token `t` of a row, counted from 0, is drawn from
 #   `sampling_distribution(logits, temperature, top_k, top_p)` by `sample_from_uniform` with `uniforms[:, t]`; `uniforms` is `(batch, max_new_tokens)`.
 #   A temperature above 0 without `uniforms` is a `ValueError`.
 # - A row ends with `eos_id`; a finished row is filled with it, and the loop stops when all rows have finished. An EOS in the prompt does not count;
 #   `None` never stops early.
 # - Layers of both kinds work: `ModelCache` and `decoder_step` take care of that.
 #
-# **Example.** A prompt of 9 tokens and 20 new ones push 9 + 1 · 19 = 28 tokens.
+# **Example.** For a prompt of 9 tokens and 20 new ones, $9 + 19 = 28$ tokens go through the model.
 
 # %% exercise="generate_text"
 def generate_text(weights, ids, max_new_tokens, eos_id=None, temperature=0.0, top_k=None, top_p=None, uniforms=None):

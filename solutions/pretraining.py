@@ -38,7 +38,7 @@ from torch import nn
 # - `merges` below 0 is a `ValueError`.
 #
 # **Example.** `train_bpe({"low": 5, "lower": 2, "newest": 6, "widest": 3}, 3)` is
-# `[(b"e", b"s"), (b"es", b"t"), (b"l", b"o")]`. The pair (e, s) occurs 6 + 3 = 9 times, as do (s, t) and, after the first merge,
+# `[(b"e", b"s"), (b"es", b"t"), (b"l", b"o")]`. The pair (e, s) occurs $6 + 3 = 9$ times, as do (s, t) and, after the first merge,
 # (es, t); the pair that sorts first wins.
 
 
@@ -119,9 +119,9 @@ def bpe_encode(word, merges):
 # **Rule.**
 #
 # - Join the documents into one stream, in their order, with `eos_id` after each of them, the last and empty ones too.
-# - Cut the stream into rows that start at 0, block, 2 · block, … A row is an input for each of its tokens; the target of an input is the next token *of the
-#   stream*. So a row needs block + 1 tokens, and the last target of a row is the first input of the next. Targets cross documents.
-# - A tail of fewer than block + 1 tokens is dropped. There may be no row at all: the shape is then `(0, block)`.
+# - Cut the stream into rows that start at 0, `block`, `2 * block`, … Each token of a row is an input; its target is the next token *of the
+#   stream*. So a row needs `block + 1` tokens, and the last target of a row is the first input of the next. Targets cross documents.
+# - A tail of fewer than `block + 1` tokens is dropped. There may be no row at all: the shape is then `(0, block)`.
 # - The document id of an input is the index in `documents` of the document it comes from. The end of text belongs to the document that it ends.
 #   A document may hold `eos_id` itself, so count documents and not ends of text.
 # - `block` below 1 is a `ValueError`.
@@ -152,7 +152,7 @@ def pack(documents, eos_id, block):
 
 # %% [markdown] hints="pack"
 # 1. Make two flat lists first: the stream, and the index of the document of each of its tokens.
-# 2. How many rows are there? Each input needs a token after it, so all but the last token can be inputs: (length - 1) // block.
+# 2. How many rows are there? Each input needs a token after it, so all but the last token can be inputs: `(length - 1) // block`.
 # 3. With n rows, the inputs are `stream[: n * block]` and the targets `stream[1 : n * block + 1]`, both reshaped to `(n, block)`. Mind the empty stream.
 
 # %% [markdown] exercise="random_batch" points=6 minutes=10
@@ -164,10 +164,10 @@ def pack(documents, eos_id, block):
 # **Rule.**
 #
 # - Each row is `block` consecutive tokens of the stream; its targets are the tokens one place further.
-# - Every row's start is drawn independently and with replacement, and every start that leaves room for the last target is equally likely. There are n − block of
-#   them.
+# - Every row's start is drawn independently and with replacement, and every start that leaves room for the last target is equally likely. There are `n - block`
+#   of them.
 # - All randomness comes from `generator` (a `torch.Generator`): the same state gives the same rows, and every call moves it on.
-# - Fewer than block + 1 tokens are a `ValueError`.
+# - Fewer than `block + 1` tokens are a `ValueError`.
 #
 # **Example.** For the tokens 10, 20, 30, 40 and block 2 the starts 0 and 1 are possible. Start 1 gives the input row `[20, 30]` and the target row `[30, 40]`.
 
@@ -185,8 +185,8 @@ def random_batch(tokens, block, batch, generator):
 
 
 # %% [markdown] hints="random_batch"
-# 1. `torch.randint(high, (batch,), generator=generator)` draws from 0 to high − 1. What is the last start that still has a target for its last token?
-# 2. With block tokens and one more for the last target, the starts are 0 to n − block − 1, so high is n − block.
+# 1. `torch.randint(high, (batch,), generator=generator)` draws from 0 to `high - 1`. What is the last start that still has a target for its last token?
+# 2. With block tokens and one more for the last target, the starts are 0 to `n - block - 1`, so `high` is `n - block`.
 # 3. Cut `tokens[i : i + block + 1]` for each start and `torch.stack` them: all columns but the last are the inputs, all but the first the targets.
 
 # %% [markdown] exercise="learning_rate" points=6 minutes=10
@@ -197,13 +197,13 @@ def random_batch(tokens, block, batch, generator):
 #
 # **Rule.**
 #
-# - Before `warmup`, a straight line: peak · (step + 1) / warmup.
-# - From `warmup` to `total`, half a cosine from peak to floor, where $x$ runs from 0 at step `warmup` to 1 at step `total`:
+# - Before `warmup`, a straight line: `peak * (step + 1) / warmup`.
+# - From `warmup` to `total`, half a cosine from `peak` to `floor`, where $x$ runs from 0 at step `warmup` to 1 at step `total`:
 #
 #   $$\text{floor} + (\text{peak} - \text{floor})\,\frac{1 + \cos(\pi x)}{2}$$
 #
-# - From `total` on, floor. If `total` is `warmup`, there is no cosine.
-# - So steps warmup − 1 and warmup both have the peak. `warmup` may be 0: then step 0 has the peak.
+# - From `total` on, `floor`. If `total` is `warmup`, there is no cosine.
+# - So steps `warmup - 1` and `warmup` both have the peak. `warmup` may be 0: then step 0 has the peak.
 # - A negative `step` or `warmup` is a `ValueError`.
 #
 # **Example.** With peak 1, warmup 4, total 12 and floor 0.2, the steps 0, 3, 4, 8 and 12 have the rates 0.25, 1, 1, 0.6 and 0.2.
@@ -225,7 +225,7 @@ def learning_rate(step, peak, warmup, total, floor):
 
 # %% [markdown] hints="learning_rate"
 # 1. Three cases, in this order: before warmup, from total on, and in between.
-# 2. The cosine spans total − warmup steps. x = (step − warmup) / (total − warmup).
+# 2. The cosine spans `total - warmup` steps: `x = (step - warmup) / (total - warmup)`.
 # 3. At x = 0 the cosine is 1 and the rate is the peak; at x = 1 it is −1 and the rate is the floor. Check your formula at both ends.
 
 # %% [markdown] exercise="adamw_step" points=8 minutes=15
@@ -246,7 +246,7 @@ def learning_rate(step, peak, warmup, total, floor):
 # - Both means started at 0 and are too small at first; the divisions correct that. What is returned are $m$ and $v$ themselves.
 # - A `step` below 1 is a `ValueError`.
 #
-# **Example.** In step 1, with m = v = 0, weight_decay 0 and eps 0, every entry moves by exactly lr against the sign of its gradient: param 1, grad 2, lr 0.1 gives
+# **Example.** In step 1, with `m` and `v` 0, `weight_decay` 0 and `eps` 0, every entry moves by exactly `lr` against the sign of its gradient: param 1, grad 2, lr 0.1 gives
 # 0.9; with betas (0.9, 0.99), m is 0.2 and v is 0.04.
 
 
@@ -276,7 +276,7 @@ def adamw_step(param, grad, m, v, step, lr, betas, eps, weight_decay):
 # clipping (a 0-d tensor or a number).
 #
 # **Rule.** The common norm is the root of the sum of the squares of all entries of all tensors. If it is above `max_norm`, every gradient is multiplied by the same factor
-# max_norm / norm; otherwise all stay as they are. (torch adds 1e-6 to the norm before it divides; you may, too.) Gradients that are all 0 stay 0. `max_norm` not above 0 is a
+# `max_norm / norm`; otherwise all stay as they are. (torch adds $10^{-6}$ to the norm before it divides; you may, too.) Gradients that are all 0 stay 0. `max_norm` not above 0 is a
 # `ValueError`. Each gradient keeps its dtype.
 #
 # **Example.** `clip_gradients([tensor([3.]), tensor([[4.]])], 1.0)` has the norm 5 and gives `[tensor([0.6]), tensor([[0.8]])]`.
@@ -307,12 +307,12 @@ def clip_gradients(grads, max_norm):
 #
 # **Rule.**
 #
-# - The loss of a token is the cross-entropy, −log of its probability. Targets of −100 do not count, neither in the sum nor in the number that divides it. A microbatch may be
+# - The loss of a token is the cross-entropy, minus the logarithm of its probability. Targets of `-100` do not count, neither in the sum nor in the number that divides it. A microbatch may be
 #   without any target that counts; all together have at least one.
 # - Gradients that are there from before are cleared first.
 # - Run each microbatch forward and backward by itself, so that only one is in memory. The weights do not change.
 #
-# **Example.** One microbatch has 1 target that counts, with loss 2, the other has 3 with losses 1, 1, 1. The mean loss is 5/4, not (2 + 1)/2.
+# **Example.** One microbatch has 1 target that counts, with loss 2, the other has 3 with losses 1, 1, 1. The mean loss is $5/4$, not $(2 + 1)/2$.
 
 
 # %% exercise="accumulate_gradients"
@@ -355,10 +355,10 @@ def accumulate_gradients(model, microbatches):
 #
 # Your functions from above are at hand. Where a number above is not to your taste you may change it, as long as
 #
-# - the first loss is that of the untrained model (near ln vocab),
-# - the first update moves the weights by about peak_lr / warmup,
+# - the first loss is that of the untrained model (near $\ln \text{vocab}$),
+# - the first update moves the weights by about `peak_lr / warmup`,
 # - the target is reached: on a stream of 6,000 tokens in which each token has three possible successors, depending on the two tokens before it, with chances 0.7, 0.2 and 0.1, a small
-#   model of 16 tokens comes to **1.35 nats or less** on new text in 120 steps of 16 rows of 32 tokens (peak_lr 0.02, warmup 12). Guessing has ln 16 = 2.77, the best possible is 0.80. The
+#   model of 16 tokens comes to **1.35 nats or less** on new text in 120 steps of 16 rows of 32 tokens (`peak_lr` 0.02, `warmup` 12). Guessing has $\ln 16 = 2.77$, the best possible is 0.80. The
 #   loop above reaches 1.16 on average over ten seeds, 1.24 at worst.
 #
 # **Example.** `pretrain(model, tokens, 100, 8, 64, 3e-3, 10, generator)` returns 100 floats.
@@ -444,13 +444,13 @@ def load_checkpoint(path, model, optimizer, generator):
 # Write two functions.
 #
 # `parameter_count(layers, d_hidden, d_ff, vocab, tied=True)` **returns** the number of weights of a decoder, an int. Each layer has four attention matrices of
-# d_hidden × d_hidden (queries, keys, values, output) and two feed-forward matrices (d_hidden × d_ff and back). The embedding is vocab × d_hidden; the output matrix is the same
+# shape `(d_hidden, d_hidden)` (queries, keys, values, output) and two feed-forward matrices (`(d_hidden, d_ff)` and back). The embedding is `(vocab, d_hidden)`; the output matrix is the same
 # tensor if `tied`, and one more of that size if not. Biases, norms and positions do not count.
 #
 # `training_flops(parameters, tokens)` **returns** what training costs: 6 FLOPs per parameter and token (2 in the forward pass, a multiplication and an addition, and twice
 # that in the backward pass). Whole numbers in give a whole number.
 #
-# **Example.** `parameter_count(1, 2, 3, 5)` is 1 · (4·4 + 2·2·3) + 5·2 = 38, and with `tied=False` 48. `training_flops(38, 100)` is 22800.
+# **Example.** `parameter_count(1, 2, 3, 5)` is $1 \cdot (4 \cdot 2^2 + 2 \cdot 2 \cdot 3) + 5 \cdot 2 = 38$, and with `tied=False` 48. `training_flops(38, 100)` is 22800.
 
 
 # %% exercise="parameter_count"
@@ -471,7 +471,7 @@ def training_flops(parameters, tokens):
 
 # %% [markdown] hints="parameter_count"
 # 1. Count one layer first, multiply by `layers`, and add the embeddings at the end.
-# 2. One layer: 4 · d_hidden² + 2 · d_hidden · d_ff. Do not assume d_ff = 4 · d_hidden.
+# 2. One layer: `4 * d_hidden**2 + 2 * d_hidden * d_ff`. Do not assume `d_ff = 4 * d_hidden`.
 
 # %% [markdown] exercise="fit_power_law" points=6 minutes=15
 # ## Fitting a power law
@@ -496,9 +496,9 @@ def fit_power_law(x, loss):
 
 
 # %% [markdown] hints="fit_power_law"
-# 1. With a = log x and b = log L, the slope is Σ(a − ā)(b − b̄) / Σ(a − ā)², and the intercept b̄ − slope · ā.
-# 2. The slope is −alpha. The intercept is alpha · log c.
-# 3. c = exp(intercept / alpha). Compute in float64: c is far away from the points and amplifies rounding.
+# 1. With `a = x.log()` and `b = loss.log()`, and `da` and `db` for each of them minus its mean, the slope is `(da * db).sum() / (da * da).sum()` and the intercept `b.mean() - slope * a.mean()`.
+# 2. The slope is `-alpha`. The intercept is `alpha * log(c)`.
+# 3. So `c = exp(intercept / alpha)`. Compute in float64: `c` is far away from the points and amplifies rounding.
 
 # %% [markdown] exercise="fit_chinchilla" points=7 minutes=20
 # ## The Chinchilla fit
@@ -559,10 +559,10 @@ def fit_chinchilla(parameters, tokens, loss):
 
 
 # %% [markdown] hints="fit_chinchilla"
-# 1. Make one tensor of five unknowns with `requires_grad=True`: log E, log A, log B, alpha, beta. The predicted log L is the log of a sum of three exponentials: `torch.logsumexp`.
-# 2. The three terms are log E, log A − alpha · log N and log B − beta · log D. Subtract the mean of log N and of log D first, so that the unknowns do not depend on each other so much.
-# 3. `optimizer.step(closure)` calls your closure many times; it clears the gradient, computes the Huber loss, calls `backward()` and returns the loss. The loss is tiny, about 1e-6: take the sum over runs, not the mean, and set `tolerance_grad=1e-12` and `tolerance_change=1e-15`, or the optimizer stops far too early.
-# 4. Start from several exponents (0.2, 0.4, 0.8) and keep the result with the lowest objective. Undo the centring: A = exp(log A' + alpha · mean log N).
+# 1. Make one tensor of five unknowns with `requires_grad=True`: `log E`, `log A`, `log B`, `alpha`, `beta`. The predicted `log L` is the log of a sum of three exponentials: `torch.logsumexp`.
+# 2. The three terms are `log E`, `log A - alpha * log N` and `log B - beta * log D`. Subtract the mean of `log N` and of `log D` first, so that the unknowns do not depend on each other so much.
+# 3. `optimizer.step(closure)` calls your closure many times; it clears the gradient, computes the Huber loss, calls `backward()` and returns the loss. The loss is tiny, about `1e-6`: take the sum over runs, not the mean, and set `tolerance_grad=1e-12` and `tolerance_change=1e-15`, or the optimizer stops far too early.
+# 4. Start from several exponents (0.2, 0.4, 0.8) and keep the result with the lowest objective. Undo the centring: `A = exp(log A' + alpha * mean of log N)`, and `B` in the same way.
 
 # %% [markdown] exercise="compute_optimal" points=5 minutes=15
 # ## Spending a budget
@@ -593,4 +593,4 @@ def compute_optimal(flops, A, B, alpha, beta):
 
 # %% [markdown] hints="compute_optimal"
 # 1. The power of the budget in N has beta on top: the slower the data term falls, the less is gained by more tokens … and the exponent of D has alpha on top.
-# 2. G multiplies N, and its inverse multiplies D. Computing D as flops / (6 N) makes the budget fit exactly.
+# 2. G multiplies N, and its inverse multiplies D. Computing `D` as `flops / (6 * N)` makes the budget fit exactly.
