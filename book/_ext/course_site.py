@@ -40,6 +40,7 @@ IMPORT = re.compile(
 )
 READ = re.compile(r"""["'](\.\./[\w./-]+\.json)["']""")  # a cell runs in its page's folder
 PER_CENT = re.compile(r"(?<=\d) %")
+MODEL_NAME = re.compile(r"\b((?:Code ?Llama|Llama|GPT|DeepSeek|Mistral|Mixtral|Qwen[\d.]*|SmolLM\d|PaLM)(?:-[\w.]*\w){1,2})\b")
 
 
 # ---- pages that are to be executed again ----
@@ -145,13 +146,19 @@ def are_columns(text):
     return len(lines) > 1 and max(map(len, lines)) <= LONGEST_ROW and 2 * len(aligned) >= len(lines)
 
 
-def keep_units(app, doctree):
-    """No line ends between a number and its sign of per cent."""
+def keep_together(app, doctree):
+    """No line ends between a number and its sign of per cent, nor in the name of a model."""
     for text in list(doctree.findall(nodes.Text)):
-        if isinstance(text.parent, (nodes.literal, nodes.literal_block, nodes.math, nodes.math_block, nodes.raw)):
+        if not isinstance(text.parent, (nodes.paragraph, nodes.emphasis, nodes.strong)):
             continue
-        if (kept := PER_CENT.sub("\u00a0%", text)) != text:
-            text.parent.replace(text, nodes.Text(kept))
+        words = PER_CENT.sub("\u00a0%", text)
+        parts = [
+            nodes.inline("", part, classes=["whole"]) if at % 2 else nodes.Text(part)
+            for at, part in enumerate(MODEL_NAME.split(words))
+            if part
+        ]
+        if len(parts) > 1 or words != text:
+            text.parent.replace(text, parts)
 
 
 def mark_columns(app, doctree):
@@ -386,7 +393,7 @@ def setup(app):
     app.connect("source-read", write_exercise_sheet)
     app.connect("doctree-read", keep_opening)
     app.connect("doctree-read", mark_columns)
-    app.connect("doctree-read", keep_units)
+    app.connect("doctree-read", keep_together)
     app.connect("doctree-resolved", fill_cards)
     app.connect("html-page-context", describe_page)
     app.connect("html-collect-pages", extra_pages)
