@@ -4,27 +4,32 @@ Runs in the student's own kernel, on the public cases. Nothing here gives points
 """
 
 import contextlib
+import dataclasses
 import html
 import inspect
 import linecache
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from autograder import catalog, judge, pieces
-from autograder.catalog import Chapter
+from autograder.catalog import Chapter, Entry
 from autograder.inside.engine import describe_error
 from autograder.inside.worker import Cells
-from autograder.judge import PUBLIC_SEED, Result, run_exercise, sentence
+from autograder.judge import PUBLIC_SEED, Expected, GroupResult, Result, run_exercise, sentence
+from autograder.reproduce import Lines, case_lines
 from autograder.screen import needed, not_countable
-from autograder.spec import Exercise, Local
+from autograder.spec import CaseRun, Exercise, Local, error_complaint
 from autograder.submission import Submission
 
-_failures: dict[str, int] = {}
+FIRST_CASE = "The first case that fails"
+
+_hinted: dict[str, int] = {}  # how many hints of an exercise have been shown, or passed over
 
 
 class CheckFailed(AssertionError):
@@ -37,10 +42,17 @@ class CheckFailed(AssertionError):
 class Report:
     """An exercise's result, as a table in a notebook (HTML), in a terminal (text), and as data."""
 
-    def __init__(self, result: Result, hint: str | None, borrowed: list[str] | None = None):
+    def __init__(
+        self,
+        result: Result,
+        hint: str | None,
+        borrowed: list[str] | None = None,
+        case: Lines | None = None,
+    ):
         self.result = result
         self.hint = hint
         self.borrowed = borrowed or []
+        self.case = case or []
 
     def rows(self) -> list[tuple[bool, str, str]]:
         """One row per group: passed, what it checks, what is wrong."""
@@ -49,8 +61,7 @@ class Report:
             complaint = ""
             if first := found.first_complaint:
                 index, words = first
-                case = judge.prepared(self.result.exercise, PUBLIC_SEED, True)
-                says = next(cases for group, cases in case if group is found.group)[index].case.words
+                says = public_case(self.result, found, index).case.words
                 complaint = sentence(f"{says}: {words}" if says else words)
             rows.append((found.passed, found.group.says, complaint))
         return rows
@@ -73,7 +84,7 @@ class Report:
         mark = {True: "✓ passed", False: "✗ failed"}
         rows = [(mark[ok], says, complaint) for ok, says, complaint in self.rows()]
         table = html_table(("result", "what", "what is wrong"), rows)
-        return table + "".join(f"<p>{marked_up(line)}</p>" for line in self.advice())
+        return table + html_case(self.case) + "".join(f"<p>{marked_up(line)}</p>" for line in self.advice())
 
     def __repr__(self) -> str:
         table = Table("", "what", "what is wrong", title=self.result.exercise.name, title_justify="left")
@@ -82,9 +93,33 @@ class Report:
         console = Console(width=110, color_system=None, markup=False, emoji=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(table)
+            if self.case:
+                console.print(f"{FIRST_CASE}:")
+                lines = Table(box=None, show_header=False)
+                for label, text in self.case:
+                    lines.add_row(label, text)
+                console.print(lines)
             for line in self.advice():
                 console.print(line)
         return captured.get().rstrip()
+
+
+def public_case(result: Result, found: GroupResult, index: int) -> Expected:
+    """A case of a group that was checked, which is a public one."""
+    plan = judge.prepared(result.exercise, PUBLIC_SEED, True)
+    return next(cases for group, cases in plan if group is found.group)[index]
+
+
+def html_case(case: Lines) -> str:
+    """The first case that fails, as a table whose rows have names."""
+    style = "text-align:left;vertical-align:top;padding:3px 12px 3px 6px"
+    rows = [
+        f"<tr><th scope='row' style='{style};white-space:nowrap'>{html.escape(label)}</th>"
+        f"<td style='{style}'><code>{html.escape(text)}</code></td></tr>"
+        for label, text in case
+    ]
+    caption = f"<caption style='text-align:left'>{FIRST_CASE}</caption>"
+    return f"<table>{caption}{''.join(rows)}</table>" if rows else ""
 
 
 def html_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -93,9 +128,9 @@ def html_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
     def cell(tag: str, text: str) -> str:
         wrap = ";white-space:nowrap" if len(text) < 16 else ""
-        return f"<{tag} style='{style}{wrap}'>{marked_up(text)}</{tag}>"
+        return f"<{tag} style='{style}{wrap}'>{marked_up(text)}</{tag.split()[0]}>"
 
-    lines = ["".join(cell("th", text) for text in head)]
+    lines = ["".join(cell("th scope='col'", text) for text in head)]
     lines += ["".join(cell("td", text) for text in row) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
@@ -117,14 +152,63 @@ def check_names(
     """Runs an exercise's public cases on a namespace and returns the report; without `sources`, the cells that have
     defined it are looked up in the kernel."""
     exercise = judge.exercises(chapter.stem)[name]
+    files = answer_files(namespace, exercise.functions)
 
     def why_not() -> str | None:
         cells = living_cells(namespace) if sources is None else sources
         return not_countable(needed(cells, exercise.functions), exercise.functions)
 
     with contextlib.redirect_stderr(sys.stdout):  # nbgrader takes anything on stderr for a failure
-        result = run_exercise(exercise, Local(namespace, why_not), PUBLIC_SEED, public=True)
-    return Report(result, None, pieces.borrowed_here(chapter, namespace, exercise.functions))
+        result = run_exercise(exercise, Local(namespace, why_not, files), PUBLIC_SEED, public=True)
+    where = "the file" if files == ("<answer file>",) else "your cell"
+    for found in result.groups:
+        found.runs = [with_the_errors_words(run, where) for run in found.runs]
+    borrowed = pieces.borrowed_here(chapter, namespace, exercise.functions)
+    return Report(result, None, borrowed, first_case(result))
+
+
+def first_case(result: Result) -> Lines:
+    """The first case that fails, to be seen and tried; nothing where all pass or nothing is written."""
+    for found in result.groups if result.attempted else ():
+        if first := found.first_complaint:
+            index, _ = first
+            return case_lines(result.exercise, public_case(result, found, index), found.runs[index])
+    return []
+
+
+def with_the_errors_words(run: CaseRun, where: str) -> CaseRun:
+    """Adds to a complaint about an error what it says itself: these cases are public, and the kernel is the student's."""
+    error = run.transcript[-1].error if run.complaint and run.transcript else None
+    if error is None:
+        return run
+    plain = error_complaint(run.transcript[-1])
+    said = " ".join(error.message.split())
+    said = f"{said[:199]}…" if len(said) > 200 else said
+    told = plain.removesuffix("the answer") + where if error.line else plain
+    return dataclasses.replace(
+        run, complaint=run.complaint.replace(plain, f"{told} ({said})" if said else told)
+    )
+
+
+def answer_files(namespace: dict[str, Any], functions: tuple[str, ...]) -> tuple[str, ...]:
+    """The names under which the kernel has compiled the cells that define some functions and classes."""
+    mine = [namespace[name] for name in functions if name in namespace]
+    return tuple(
+        {code.co_filename for thing in mine if is_here(thing, namespace) for code in codes_of(thing)}
+    )
+
+
+def is_here(thing: Any, namespace: dict[str, Any]) -> bool:
+    """Whether a function or class was defined in the notebook, not imported."""
+    return getattr(thing, "__module__", None) == namespace.get("__name__")
+
+
+def codes_of(thing: Any) -> Iterator[CodeType]:
+    """The code of a function, or of a class's methods."""
+    for part in [thing, *(vars(thing).values() if isinstance(thing, type) else ())]:
+        code = getattr(inspect.unwrap(part) if callable(part) else part, "__code__", None)
+        if code is not None:
+            yield code
 
 
 def living_cells(namespace: dict[str, Any]) -> dict[str, str]:
@@ -132,11 +216,10 @@ def living_cells(namespace: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     files: set[str] = set()
     for name, thing in list(namespace.items()):
-        if getattr(thing, "__module__", None) != namespace.get("__name__"):
+        if not is_here(thing, namespace):
             continue
-        for part in [thing, *(vars(thing).values() if isinstance(thing, type) else ())]:
-            code = getattr(inspect.unwrap(part) if callable(part) else part, "__code__", None)
-            if code is not None and code.co_filename not in files:
+        for code in codes_of(thing):
+            if code.co_filename not in files:
                 files.add(code.co_filename)
                 found[name] = "".join(linecache.getlines(code.co_filename))
     return found
@@ -179,6 +262,7 @@ def check_sources(chapter: Chapter, submission: Submission) -> list[dict[str, An
             "passed": result.passed,
             "near_miss": result.diagnosis.name if result.diagnosis else None,
             "message": result.message,
+            **({"case": dict(report.case)} if report.case else {}),
             **({"borrowed": report.borrowed} if chapter.pieces else {}),
         })  # fmt: skip
     if not results and "file" in errors:
@@ -204,16 +288,25 @@ def check(name: str) -> None:
     if missing:
         raise CheckFailed(f"{missing[0]} is not defined: run the cell with your answer first")
     report = check_names(chapter, entry.name, namespace)
-    if not report.result.passed:
-        shown = _failures.get(entry.name, 0)
-        if report.result.attempted and shown < len(entry.hints):
-            report.hint = entry.hints[shown]
-            _failures[entry.name] = shown + 1
-        elif report.result.attempted:
-            report.hint = entry.hints[-1]
+    report.hint = next_hint(entry, report.result)
     _show(report)
     if not report.result.passed:
         raise CheckFailed(failure_line(report.result))
+
+
+def next_hint(entry: Entry, result: Result) -> str | None:
+    """The next hint for an answer whose mistake is not known.
+
+    Hints go from the ordinary cases to the rest, as the groups do: as many are passed over as groups pass.
+    """
+    if result.passed or not result.attempted or result.diagnosis:
+        return None
+    passing = next(i for i, found in enumerate(result.groups) if not found.passed)
+    if passing >= len(entry.hints):  # none is about what fails
+        return None
+    index = min(max(passing, _hinted.get(entry.name, 0)), len(entry.hints) - 1)
+    _hinted[entry.name] = index + 1
+    return entry.hints[index]
 
 
 def failure_line(result: Result) -> str:

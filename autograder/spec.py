@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autograder.compare import BY_DTYPE, Tolerance, difference
 from autograder.inside.codec import Handle
-from autograder.inside.engine import Engine, Outcome, clone_tree, tensors_in
+from autograder.inside.engine import ANSWERS, Engine, Outcome, clone_tree, tensors_in
 
 HALF = (torch.float16, torch.bfloat16)
 MEASURED = ("measure", "held")  # steps whose answer is a cost
@@ -38,10 +38,16 @@ class Local:
     """Performs steps in this process, on the names of a module or a dictionary.
 
     `not_countable` says why the cost of an answer cannot be measured, as for a graded one; by default it always can.
+    `files` says how the names of the answer's files begin, for the line of an error.
     """
 
-    def __init__(self, namespace: dict[str, Any], not_countable: Callable[[], str | None] = lambda: None):
-        self.engine = Engine(namespace)
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        not_countable: Callable[[], str | None] = lambda: None,
+        files: tuple[str, ...] = ANSWERS,
+    ):
+        self.engine = Engine(namespace, files)
         self.not_countable = not_countable
 
     def perform(
@@ -120,6 +126,17 @@ class Mismatch(Exception):
     """A step was not answered as it should be; ends the case."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A step as it was put to an implementation, and its place in the transcript (-1: a requirement failed behind it)."""
+
+    kind: str
+    target: Any
+    args: tuple
+    kwargs: dict
+    place: int
+
+
 @dataclasses.dataclass
 class Subject:
     """One implementation in one case: performs steps, keeps the transcript, compares with the expected one."""
@@ -128,6 +145,7 @@ class Subject:
     expected: list[Outcome] | None
     transcript: list[Outcome] = dataclasses.field(default_factory=list)
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    asked: Asked | None = None
 
     # steps that are compared with the reference
 
@@ -228,6 +246,7 @@ class Subject:
         """Ends the case with `complaint` unless the condition holds."""
         self.transcript.append(Outcome(value=bool(condition)))
         if not condition:
+            self.asked = self.asked and dataclasses.replace(self.asked, place=-1)
             raise Mismatch(complaint)
 
     def require_close(
@@ -266,6 +285,7 @@ class Subject:
     def _perform(
         self, kind: str, target: Any, args: tuple = (), kwargs: dict | None = None, **options
     ) -> Outcome:
+        self.asked = Asked(kind, target, args, kwargs or {}, len(self.transcript))
         outcome = self.backend.perform(kind, target, args, kwargs, **options)
         self.transcript.append(outcome)
         return outcome
@@ -509,11 +529,12 @@ class Exercise:
 
 @dataclasses.dataclass
 class CaseRun:
-    """How an implementation did in one case."""
+    """How an implementation did in one case; `asked` is the step at which it failed."""
 
     complaint: str | None
     transcript: list[Outcome]
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    asked: Asked | None = None
 
 
 def run_case(case: Case, exercise: Exercise, backend: Backend, expected: list[Outcome] | None) -> CaseRun:
@@ -525,14 +546,16 @@ def run_case(case: Case, exercise: Exercise, backend: Backend, expected: list[Ou
         else:
             _run_call(case, exercise, subject)
     except Mismatch as mismatch:
-        return CaseRun(str(mismatch), subject.transcript)
+        return CaseRun(str(mismatch), subject.transcript, asked=subject.asked)
     except (BackendLost, KeyboardInterrupt):
         raise
     except Exception as error:  # a case that reads an answer of the wrong make
         if expected is None:
             raise
         return CaseRun(
-            f"the result does not have the right structure ({type(error).__name__})", subject.transcript
+            f"the result does not have the right structure ({type(error).__name__})",
+            subject.transcript,
+            asked=subject.asked,
         )
     return CaseRun(None, subject.transcript, subject.counts)
 

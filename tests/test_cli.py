@@ -88,6 +88,32 @@ def test_check_names_the_known_mistake(tmp_path):
     assert result["near_miss"] == "drops-crossing-token" and "crosses" in result["message"]
 
 
+def test_check_says_where_and_why_an_error_is_raised_and_shows_the_case(tmp_path):
+    broken = "import torch\n\n\ndef top_k_filter(probs, k):\n    return probs[9]\n"
+    path = write(tmp_path / "mine.py", broken)
+    (result,) = json.loads(command("check", STEM, path, "--json")[1])
+    assert "An IndexError is raised in line 5 of the file (index 9 is out of bounds" in result["message"]
+    assert result["case"] == {
+        "call": "top_k_filter(probs=float32 (4,), k=2)",
+        "probs": "float32 (4,): [0.1, 0.4, 0.2, 0.3]",
+        "expected": "float32 (4,): [0, 0.5714, 0, 0.4286]",
+    }
+    _, out, _ = command("check", STEM, path)
+    assert "call: top_k_filter(probs=float32 (4,), k=2)" in out
+    path = write(tmp_path / "mine.ipynb", fill(STEM, {"top_k_filter": broken}))
+    (result,) = json.loads(command("check", STEM, path, "--json")[1])
+    assert "in line 5 of your cell (index 9" in result["message"]
+
+
+def test_grade_shows_no_case_and_no_words_of_an_error(tmp_path):
+    for answer in ("raise IndexError(f'secret {probs}')", "return probs"):
+        path = write(tmp_path / "mine.py", f"def top_k_filter(probs, k):\n    {answer}\n")
+        _, out, _ = command("grade", STEM, path, "--json")
+        assert not any(
+            word in out for word in ("secret", "tensor(", "yours", '"case"', "float32 (", "0.5714")
+        )
+
+
 def test_check_fails_when_one_of_two_exercises_fails(tmp_path):
     unfinished = "def top_k_filter(probs, k):\n    raise NotImplementedError\n"
     path = write(tmp_path / "mine.py", RIGHT["top_p_filter"] + "\n\n" + unfinished)
@@ -127,7 +153,8 @@ def test_check_says_that_a_file_does_not_run(tmp_path, name, content, words):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("blank.ipynb", CHAPTER.notebook, "defines none of the exercises"),
+        ("blank.ipynb", CHAPTER.notebook, f"no exercise of {STEM} is written yet"),
+        ("other.ipynb", catalog.chapter("loss").notebook, "defines none of the exercises"),
         ("empty.py", "", "defines none of the exercises"),
         ("broken.ipynb", json.dumps(CHAPTER.notebook)[:-9], "its JSON is broken"),
         ("empty.ipynb", "", "its JSON is broken"),

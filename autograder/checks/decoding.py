@@ -29,6 +29,12 @@ def shuffled(g: Gen, rows: list[list[float]], dtype: torch.dtype = torch.float32
     return torch.stack([torch.tensor(row, dtype=torch.float64)[g.perm(len(row))] for row in rows]).to(dtype)
 
 
+def batched(shape: tuple[int, ...]) -> str:
+    """Says how many batch dimensions a shape has."""
+    words = ("no batch dimension", "one batch dimension", "two batch dimensions")
+    return words[len(shape) - 1]
+
+
 # cumulative sums of the sorted rows stay 0.05 away from 0.6; the nuclei hold 2, 3, 1 and 4 tokens
 NUCLEI = [[0.5, 0.3, 0.12, 0.05, 0.03], [0.3, 0.25, 0.2, 0.15, 0.1], [0.9, 0.04, 0.03, 0.02, 0.01],
           [0.22, 0.2, 0.2, 0.19, 0.19]]  # fmt: skip
@@ -100,7 +106,7 @@ def _(g: Gen):
         yield call(lecture, t).expect(F.softmax(lecture / t, dim=-1)).says(f"the cat at temperature {t}")
     for shape, t in (((7,), 0.7), ((2, 7), 1.6), ((2, 3, 7), 0.4), ((4, 4), 1.3), ((1, 1), 0.5)):
         logits = g.randn(*shape)
-        yield call(logits, t).expect(F.softmax(logits / t, dim=-1)).says(f"{len(shape) - 1} batch dimensions")
+        yield call(logits, t).expect(F.softmax(logits / t, dim=-1)).says(batched(shape))
     yield call(logits=g.randn(2, 7), temperature=3.0).says("arguments by name")
     yield call(g.randn(2, 7, 3).transpose(1, 2), 0.8).says("logits that are not contiguous")
 
@@ -151,8 +157,8 @@ def _(g: Gen):
 @softmax_with_temperature.group("errors")
 def _(g: Gen):
     """Refuses a temperature below 0 with a ValueError."""
-    yield call(g.randn(7), -1.0).raises(ValueError).says("temperature = -1")
-    yield call(g.randn(2, 7), -0.01).raises(ValueError).says("temperature = -0.01")
+    yield call(g.randn(7), -1.0).raises(ValueError).says("a temperature of -1")
+    yield call(g.randn(2, 7), -0.01).raises(ValueError).says("a temperature of -0.01")
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -223,6 +229,14 @@ def _(logits, temperature):
     return e / e.sum()
 
 
+@softmax_with_temperature.near_miss("one-sum-and-overflows")
+def _(logits, temperature):
+    """Three things are wrong. The exponentials are summed over all rows together: sum along dim=-1 with keepdim=True. They overflow for large logits: subtract the row's maximum first. And temperature 0 divides by zero: treat it as the limit, a one-hot row at the arg-max."""
+    _checked(temperature)
+    e = (logits / temperature).exp()
+    return e / e.sum()
+
+
 @softmax_with_temperature.near_miss("first-axis")
 def _(logits, temperature):
     """The softmax runs over the first axis, so tokens of different rows compete: the vocabulary is the last axis, dim=-1."""
@@ -273,7 +287,7 @@ def _(g: Gen):
     )
     yield call(g.probs(7), 1).says("k = 1")
     for shape, k in (((7,), 3), ((2, 7), 2), ((2, 3, 7), 4), ((5, 5), 3)):
-        yield call(g.probs(*shape), k).says(f"{len(shape) - 1} batch dimensions")
+        yield call(g.probs(*shape), k).says(batched(shape))
     yield call(probs=g.probs(2, 9), k=6).says("arguments by name")
     yield call(g.probs(2, 3, 7).transpose(0, 1), 3).says("probabilities that are not contiguous")
     yield call(g.tensor([[1.0, 0, 0, 0], [0, 0.25, 0, 0.75]]), 2).says("tokens of probability 0")
@@ -426,7 +440,7 @@ def _(g: Gen):
     yield call(shuffled(g, NUCLEI), 0.6).says("rows with nuclei of different size")
     for shape in ((7,), (2, 7), (2, 3, 7), (6, 6)):
         probs = g.probs(*shape)
-        yield call(probs, clear_p(g, probs)).says(f"{len(shape) - 1} batch dimensions")
+        yield call(probs, clear_p(g, probs)).says(batched(shape))
     yield call(probs=shuffled(g, NUCLEI), p=0.9 - 0.02).says("arguments by name")
     yield call(shuffled(g, NUCLEI).expand(2, 4, 5).transpose(0, 1), 0.6).says(
         "probabilities that are not contiguous"
@@ -1742,8 +1756,9 @@ def _(g: Gen):
 def _(g: Gen):
     """Gradients flow to all logits."""
     ids = torch.stack([g.perm(7)[:3], g.perm(7)[:3]])
-    yield call(g.randn(2, 7), ids, 1.7).gradient()
-    yield call(g.randn(2, 7, dtype=torch.float64), ids, 0.8).gradient()
+    yield call(g.randn(2, 7), ids, 1.7).gradient().says("a penalty of 1.7")
+    double = call(g.randn(2, 7, dtype=torch.float64), ids, 0.8)
+    yield double.gradient().says("a penalty of 0.8, float64")
 
 
 def _seen(logits: Tensor, ids: Tensor) -> Tensor:
@@ -1961,7 +1976,7 @@ def _(g: Gen):
     yield call(shuffled(g, NUCLEI), 0.35).says("peaked and flat rows")
     for shape in ((7,), (2, 7), (2, 3, 7), (6, 6)):
         probs = g.probs(*shape)
-        yield call(probs, clear_min_p(g, probs)).says(f"{len(shape) - 1} batch dimensions")
+        yield call(probs, clear_min_p(g, probs)).says(batched(shape))
     yield call(probs=g.tensor([0.3, 0.3, 0.3, 0.1]), min_p=0.9).says("arguments by name")
     yield call(shuffled(g, NUCLEI).expand(2, 4, 5).transpose(0, 1), 0.35).says(
         "probabilities that are not contiguous"

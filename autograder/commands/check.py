@@ -40,6 +40,12 @@ def run_check(arguments: argparse.Namespace) -> int:
     elif results:
         print_check_table(results)
     if not results:
+        if path.suffix == ".ipynb" and not all(
+            f"{e.name}: its cell is missing" in submission.remarks for e in chapter.entries
+        ):
+            raise Failure(
+                f"no exercise of {arguments.stem} is written yet in {path}: replace `raise NotImplementedError` with your answer"
+            )
         raise Failure(f"{path} defines none of the exercises of {arguments.stem}")
     return 0 if all(r["passed"] for r in results) else EXIT_FAILURE
 
@@ -52,7 +58,8 @@ def print_check_table(results: list[dict]) -> None:
 
     table = Table("exercise", "result", "what is wrong")
     for row in results:
-        table.add_row(row["name"], "passed" if row["passed"] else "failed", escape(row["message"]))
+        case = "".join(f"\n{label}: {text}" for label, text in row.get("case", {}).items())
+        table.add_row(row["name"], "passed" if row["passed"] else "failed", escape(row["message"] + case))
     Console().print(table)
 
 

@@ -48,12 +48,18 @@ class Outcome:
     changed: tuple[str, ...] = ()
 
 
-def describe_error(error: BaseException, filename_prefix: str = "<answer") -> Raised:
-    """Turns an exception into data; the line is the last one that lies in the student's answer."""
+ANSWERS = ("<answer",)  # how the names begin under which the cells of a submission are compiled
+
+
+def describe_error(error: BaseException, files: tuple[str, ...] = ANSWERS) -> Raised:
+    """Turns an exception into data; the line is the last one that lies in the student's answer.
+
+    `files` says how the names of the answer's files begin: a notebook's kernel has names of its own for its cells.
+    """
     types = tuple(t.__name__ for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
     line, trace = None, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(filename_prefix):
+        if trace.tb_frame.f_code.co_filename.startswith(files):
             line = trace.tb_lineno
         trace = trace.tb_next
     try:
@@ -158,8 +164,9 @@ def _may_hold(value: Any) -> bool:
 class Engine:
     """Runs steps on `namespace`, the names an answer has defined; keeps the objects that steps create."""
 
-    def __init__(self, namespace: dict[str, Any]):
+    def __init__(self, namespace: dict[str, Any], files: tuple[str, ...] = ANSWERS):
         self.namespace = namespace
+        self.files = files
         self.objects: list[Any] = []
 
     def perform(
@@ -174,7 +181,7 @@ class Engine:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return Outcome(error=describe_error(error))
+            return Outcome(error=describe_error(error, self.files))
 
     # steps; each takes (target, args, kwargs, **options)
 

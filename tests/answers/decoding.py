@@ -187,6 +187,77 @@ def softmax_with_temperature(logits, temperature):
 )
 wrong(
     "softmax_with_temperature",
+    "naive exponential, nothing for 0",
+    """
+def softmax_with_temperature(logits, temperature):
+    e = torch.exp(logits / temperature)
+    return e / e.sum(dim=-1, keepdim=True)
+""",
+    near_miss="overflows-and-zero-divides",
+)
+wrong(
+    "softmax_with_temperature",
+    "one sum",
+    """
+def softmax_with_temperature(logits, temperature):
+    if temperature < 0:
+        raise ValueError("negative temperature")
+    z = logits / temperature
+    e = torch.exp(z - z.max(dim=-1, keepdim=True).values)
+    return e / e.sum()
+""",
+    near_miss="one-sum-for-all-rows",
+)
+wrong(
+    "softmax_with_temperature",
+    "one sum, naive exponential",
+    """
+def softmax_with_temperature(logits, temperature):
+    e = torch.exp(logits / temperature)
+    return e / e.sum()
+""",
+    near_miss="one-sum-and-overflows",
+)
+wrong(
+    "top_p_filter",
+    "one sum",
+    """
+def top_p_filter(probs, p):
+    if not 0 < p <= 1:
+        raise ValueError("p")
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    kept = torch.zeros_like(probs).scatter(-1, order, ranked * (ranked.cumsum(dim=-1) - ranked < p))
+    return kept / kept.sum()
+""",
+    near_miss="one-sum-for-all-rows",
+)
+wrong(
+    "min_p_filter",
+    "one sum",
+    """
+def min_p_filter(probs, min_p):
+    kept = torch.where(probs >= min_p * probs.amax(-1, keepdim=True), probs, 0)
+    return kept / kept.sum()
+""",
+    near_miss="one-sum-for-all-rows",
+)
+wrong(
+    "sampling_distribution",
+    "one sum",
+    FILTERS
+    + """
+def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
+    probs = softmax_with_temperature(logits, temperature)
+    if top_k is not None:
+        probs = top_k_filter(probs, top_k)
+    if top_p is not None:
+        probs = top_p_filter(probs, top_p)
+    return probs / probs.sum()
+""",
+    near_miss="one-sum-for-all-rows",
+)
+wrong(
+    "softmax_with_temperature",
     "one maximum",
     """
 def softmax_with_temperature(logits, temperature):
