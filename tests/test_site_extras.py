@@ -717,6 +717,33 @@ def test_reference_takes_docstrings_as_they_are_meant():
     assert text.rstrip().endswith("    : two things: ``a`` \\* b.")
 
 
+def public_functions():
+    """Functions and methods of the package with their names and docstrings; a class's docstring is its constructor's."""
+    for path in sorted((ROOT / "src" / "course_llm").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            members = node.body if isinstance(node, ast.ClassDef) else [node]
+            for one in members:
+                made = one is not node and getattr(one, "name", "") == "__init__"
+                public = isinstance(one, ast.FunctionDef) and (made or not one.name.startswith("_"))
+                if public and not node.name.startswith("_"):
+                    yield f"{path.stem}.{node.name}.{one.name}", one, ast.get_docstring(node if made else one)
+
+
+def test_reference_says_what_arguments_mean_and_which_errors_come():
+    found = []
+    for name, function, words in public_functions():
+        documented = {ast.unparse(mark) for mark in function.decorator_list} & {"property"} or words
+        raises = any(isinstance(node, ast.Raise) and "ValueError" in ast.unparse(node) for node in ast.walk(function))
+        together = re.search(r"^ +\w+(, \w+)+: ", words or "", re.MULTILINE)
+        named = re.search(r"Args:\n((?: .*\n|\n)*)", f"{words}\n")
+        described = set(re.findall(r"^ {4}(\w+): ", named[1], re.MULTILINE) if named else [])
+        arguments = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]} - {"self", "cls"}
+        forgotten = named and arguments - described
+        if not documented or together or forgotten or (raises and "Raises:" not in words):
+            found.append(f"{name}: {together or forgotten or 'no words, or an error that is not named'}")
+    assert not found, "\n".join(found)
+
+
 def test_pages_name_no_file_of_the_machine_that_made_them(site):  # noqa: F811
     for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("*.js")]:
         assert str(ROOT) not in path.read_text(encoding="utf-8", errors="replace"), path.name

@@ -29,6 +29,11 @@ def attention_weights(
     `mask` is additive: 0 where a query may attend, -inf where it may not; it broadcasts to the scores, and
     at least one key is left in every row.
 
+    Args:
+        q: queries.
+        k: keys, as wide as the queries.
+        mask: see above; None hides nothing.
+
     Numerics: softmax in float32 for half-precision inputs; the result has the dtype of `q`.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (*batch, queries, keys)
@@ -51,7 +56,7 @@ def scaled_dot_product_attention(
         q: queries, d_k numbers each.
         k: keys, as wide as the queries.
         v: values, one per key; their width d_v may differ from d_k.
-        mask: additive, broadcast to (*batch, queries, keys): 0 = may attend, -inf = may not. None hides
+        mask: additive, broadcast to `(*batch, queries, keys)`: 0 = may attend, `-inf` = may not. None hides
             nothing. Every query has at least one key left.
 
     Numerics: stable for large scores; the result has the dtype of `q`.
@@ -81,6 +86,9 @@ def split_heads(
         x: the vectors of all heads side by side; head 0 owns the first d_hidden/heads columns, head 1 the
             next, and so on.
         heads: number of heads, a divisor of d_hidden.
+
+    Raises:
+        ValueError: heads does not divide d_hidden (optional in the exercise).
     """
     _check_heads("split_heads", "d_hidden", x.shape[-1], heads)
     return _to_heads(x, heads)
@@ -112,13 +120,16 @@ def multi_head_attention(
     Args:
         x_query: the positions that ask; queries come from here.
         x_key: the positions that are looked at; keys and values come from here.
-        w_q, w_k: projections to queries and keys of all heads, heads * d_k columns; each head owns d_k
-            consecutive ones.
-        w_v: projection to values, heads * d_v columns in the same order; d_v may differ from d_k.
+        w_q: projection to the queries of all heads, `heads * d_k` columns; each head owns d_k consecutive ones.
+        w_k: projection to the keys of all heads, in the same columns.
+        w_v: projection to the values, `heads * d_v` columns, d_v consecutive ones per head; d_v may differ from d_k.
         w_o: projection of the concatenated heads back to d_hidden.
         heads: number of heads.
-        mask: additive (0 = may attend, -inf = may not), broadcast to (*batch, heads, queries, keys). None
+        mask: additive (0 = may attend, `-inf` = may not), broadcast to `(*batch, heads, queries, keys)`. None
             hides nothing.
+
+    Raises:
+        ValueError: heads does not divide the columns of the projections (optional in the exercise).
     """
     _check_heads("multi_head_attention", "heads_d_k", w_q.shape[-1], heads)
     _check_heads("multi_head_attention", "heads_d_v", w_v.shape[-1], heads)
@@ -182,8 +193,11 @@ def apply_rope(
 
     Args:
         x: queries or keys of one or more heads; head_dim is even.
-        positions: integers, broadcast to x.shape[:-1]; absolute and arbitrary (gaps, repeats, any start).
+        positions: integers, broadcast to `x.shape[:-1]`; absolute and arbitrary (gaps, repeats, any start).
         base: the larger, the slower the last columns turn.
+
+    Raises:
+        ValueError: head_dim is odd (optional in the exercise).
 
     Numerics: angles in float32 at least, because half precision does not hold large positions.
     """
@@ -234,6 +248,11 @@ def decoder_logits(
     """Maps token ids to logits of the next token at every position: the whole model as one function.
 
     Embedding plus sinusoidal positions, the blocks, a final norm, the projection to the vocabulary.
+
+    Args:
+        ids: token ids, at positions 0, 1, and so on.
+        weights: of the whole model.
+        heads: number of heads in every block.
     """
     x = weights.embedding[ids]  # (batch, seq, d_hidden)
     x = x + sinusoidal_positions(*x.shape[1:]).to(x)
@@ -248,6 +267,13 @@ def decoder_flops(seq: int, layers: int, d_hidden: int, d_ff: int, vocab: int) -
 
     A product of (m, k) and (k, n) costs 2mkn. Heads together are d_hidden wide. The scores are counted
     whole, as a plain matrix product computes them, the masked half included.
+
+    Args:
+        seq: tokens of the sequence.
+        layers: blocks.
+        d_hidden: width of the model.
+        d_ff: width of the feed-forward layer.
+        vocab: number of tokens.
     """
     projections = 2 * seq * 4 * d_hidden**2
     scores_and_mixing = 2 * 2 * seq**2 * d_hidden
@@ -258,7 +284,15 @@ def decoder_flops(seq: int, layers: int, d_hidden: int, d_ff: int, vocab: int) -
 def random_decoder(
     vocab: int, layers: int, d_hidden: int, d_ff: int, generator: torch.Generator
 ) -> DecoderWeights:
-    """Draws the weights of an untrained decoder, normal with variance 1/inputs: activations of order one."""
+    """Draws the weights of an untrained decoder, normal with variance 1/inputs: activations of order one.
+
+    Args:
+        vocab: number of tokens.
+        layers: blocks.
+        d_hidden: width of the model.
+        d_ff: width of the feed-forward layer.
+        generator: the only source of randomness.
+    """
 
     def normal(inputs: int, outputs: int) -> Tensor:
         return torch.randn(inputs, outputs, generator=generator) / math.sqrt(inputs)

@@ -14,8 +14,9 @@ def bundled_weights(
 ) -> tuple[ModelWeights, CourseTokenizer]:
     """Returns the weights of the bundled model, in float32, and its tokenizer.
 
-    `data/MODEL_CARD.md` in the package describes the model. Matrices act on row vectors (`x @ w`), heads are consecutive column blocks. What the model writes sounds
-    like a medical dictionary and is made up: it is not medical information.
+    `data/MODEL_CARD.md` in the package describes the model. Matrices act on row vectors (`x @ w`), heads are
+    consecutive column blocks. What the model writes sounds like a medical dictionary and is made up: it is not
+    medical information.
 
     Args:
         device: where the tensors lie.

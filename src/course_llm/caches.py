@@ -155,7 +155,7 @@ class Cache:
 
 
 class GrowingCache(Cache):
-    """Joins old and new at every step: no limit, but each step copies all that is held."""
+    """Joins old and new at every step: no limit, but each step copies all that is held; arguments as in `Cache`."""
 
     def __init__(
         self, config: Any, batch: int, dtype: torch.dtype = torch.float32, device: Any = None

@@ -90,7 +90,7 @@ def attention_step(
 
     Project to queries, keys and values; split into heads; RMSNorm over head_dim, with epsilon 1e-5, on each
     head's queries (scale `q_norm`) and keys (scale `k_norm`); rotate both by their positions in the text;
-    store keys and values; attend causally with scale 1/sqrt(head_dim); merge the heads; project with `w_o`.
+    store keys and values; attend causally with scale `1 / sqrt(head_dim)`; merge the heads; project with `w_o`.
 
     Args:
         x: rows of the new tokens, behind the layer's first norm (`norm1` is not applied here).
@@ -100,8 +100,8 @@ def attention_step(
             Keys are stored normed and rotated.
         index: which layer of the cache this is.
 
-    Cost: 8 * new * d_hidden^2 + 4 * new * keys * d_hidden FLOPs per row of the batch where
-    heads * head_dim = d_hidden; keys are all tokens so far, the new ones included.
+    Cost: `8 * new * d_hidden**2 + 4 * new * keys * d_hidden` FLOPs per row of the batch where
+    `heads * head_dim = d_hidden`; `keys` counts all tokens so far, the new ones included.
     """
     past = cache.length  # read before the update: the last layer's makes it grow
     q, k, v = (split_heads(x @ w, heads) for w in (layer.w_q, layer.w_k, layer.w_v))
@@ -115,16 +115,16 @@ def latent_factors(
 ) -> tuple[Float[Tensor, "d_hidden {d_c}"], Float[Tensor, "{d_c} width"], Float[Tensor, "{d_c} width"]]:
     """Factors a layer's key and value projections through one latent (as in DeepSeek-V2, eqs. 9 to 11).
 
-    Both projections read the same row, so that they are one matrix [w_k | w_v] of 2 * width columns. Its best
-    approximation of rank d_c is w_dkv @ [w_uk | w_uv].
+    Both projections read the same row, so that they are one matrix `[w_k | w_v]` of `2 * width` columns. Its best
+    approximation of rank d_c is `w_dkv @ [w_uk | w_uv]`.
 
     Args:
         w_k: projection to the keys of all heads.
         w_v: projection to the values of all heads.
-        d_c: width of the latent, 1 <= d_c <= min(d_hidden, 2 * width).
+        d_c: width of the latent, from 1 to `min(d_hidden, 2 * width)`.
 
     Returns:
-        (w_dkv, w_uk, w_uv). How the product is shared between the factors is free.
+        `(w_dkv, w_uk, w_uv)`. How the product is shared between the factors is free.
 
     Raises:
         ValueError: d_c outside of these bounds.
@@ -153,8 +153,9 @@ def latent_attention_step(
             0, 1, ... of all tokens.
         index: which layer of the cache this is.
 
-    Cost: at most 2 * new * d_hidden * (2 * width + d_c) + 4 * keys * d_c * width + 4 * new * keys * width
-    FLOPs per row of the batch, width = heads * head_dim. Latents are computed for new tokens only.
+    Cost per row of the batch, with `width = heads * head_dim`: `2 * new * d_hidden * (2 * width + d_c)` FLOPs for
+    queries, latents and output of the new tokens, at most `4 * keys * d_c * width` for keys and values of all tokens,
+    and `4 * new * keys * width` for scores and mixing. Latents are computed for new tokens only.
     """
     past = cache.length
     q = rope_at(_rms_norm(split_heads(x @ layer.w_q, heads), layer.q_norm), past)
@@ -170,7 +171,7 @@ def decoder_step(
 ) -> Float[Tensor, "batch vocab"]:
     """Pushes new tokens through the whole model and returns the logits of the token that follows the last.
 
-    Embed; in every layer add attention(norm1(x)) and then GELU(norm2(x) @ w_up) @ w_down to x; norm; multiply
+    Embed; in every layer add `attention(norm1(x))` and then `gelu(norm2(x) @ w_up) @ w_down` to `x`; norm; multiply
     with the transposed embedding. All norms are RMSNorm with epsilon 1e-5, GELU is exact.
 
     Args:
@@ -179,8 +180,8 @@ def decoder_step(
         ids: the new tokens, which continue the text in the cache: a prompt, a chunk, or one token.
         cache: as in `attention_step`.
 
-    Cost: the layers' for new tokens, and the vocabulary's, 2 * d_hidden * vocab FLOPs, once per row of the
-    batch: the logits of all but the last token are not computed.
+    Cost per row of the batch: for each layer that of its attention and `4 * new * d_hidden * d_ff` FLOPs of the
+    feed-forward network, and `2 * d_hidden * vocab` for the logits, which are computed for the last token only.
     """
     x = weights.embedding[ids]  # (batch, new, d_hidden)
     for index, layer in enumerate(weights.layers):
@@ -202,7 +203,7 @@ def generate_text(
 ) -> Int[Tensor, "batch longer"]:
     """Continues each row, pushing every token through the model at most once.
 
-    The prompt is read in one step (prefill), then one token per step: prompt + new - 1 tokens per row in all,
+    The prompt is read in one step (prefill), then one token per step: `prompt + new - 1` tokens per row in all,
     since the last token written is never read.
 
     Args:
@@ -211,8 +212,9 @@ def generate_text(
         max_new_tokens: most tokens to add; 0 returns the prompt.
         eos_id: token that ends a row; a finished row is filled with it, and the loop stops when every row has
             finished. An EOS in the prompt does not count. None never stops early.
-        temperature, top_k, top_p: as in `sampling_distribution`. Temperature 0 takes the most probable
-            token, ties to the lower id.
+        temperature: as in `sampling_distribution`; 0 takes the most probable token, ties to the lower id.
+        top_k: as in `sampling_distribution`; temperature 0 does not use it.
+        top_p: as in `sampling_distribution`; temperature 0 does not use it.
         uniforms: numbers in [0, 1); above temperature 0 the t-th new token of a row is drawn by
             `sample_from_uniform` with the row's t-th number.
 
@@ -248,11 +250,14 @@ def generate_text(
 def with_latents(weights: ModelWeights, d_c: int) -> ModelWeights:
     """Rewrites every layer of a model to cache one latent of width d_c in the place of keys and values.
 
-    At d_c = d_hidden nothing is lost; below, the layers are the best approximations of that rank.
+    At `d_c = d_hidden` nothing is lost; below, each layer's projections are the best approximation of rank d_c.
 
     Args:
         weights: a model with layers of kind `LayerWeights`.
-        d_c: width of the latent.
+        d_c: width of the latent, as in `latent_factors`.
+
+    Raises:
+        ValueError: d_c is below 1 or too large.
     """
     layers = []
     for layer in weights.layers:
@@ -265,7 +270,7 @@ def with_latents(weights: ModelWeights, d_c: int) -> ModelWeights:
 
 
 def step_flops(weights: ModelWeights, new: int, keys: int) -> int:
-    """Counts the FLOPs of `decoder_step` for one row, as its docstring states them, in products of matrices.
+    """Counts the FLOPs of the matrix products in one `decoder_step`, for one row of the batch.
 
     Args:
         weights: the model's, with layers of either kind.
@@ -287,7 +292,7 @@ def step_flops(weights: ModelWeights, new: int, keys: int) -> int:
 
 
 def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
-    """Counts the FLOPs of `generate_text` for one row: a prefill and new - 1 steps of one token.
+    """Counts the FLOPs of `generate_text` for one row: a prefill and `new - 1` steps of one token.
 
     Args:
         weights: the model's.
@@ -299,12 +304,13 @@ def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
 
 
 def least_flops(weights: ModelWeights, prompt: int, new: int, distinct: int | None = None) -> int:
-    """Counts FLOPs that no way to generate is known to do without; whoever counts fewer works where nobody counts.
+    """Counts the fewest FLOPs with which a row is known to be generated; fewer means that some were not counted.
 
-    Every pushed token needs its keys and values or its latent in all layers, and attention to what stands
-    before it. In the last layer only the rows that are asked for the next token need more, one per step. A
-    token's first projections do not depend on where it stands: equal tokens share them. Of latents all keys are
-    expanded anew in every step, since nothing else is kept; values are expanded or absorbed, whichever is less.
+    - In every layer each token that is pushed needs its keys and values, or its latent. The rest of the layer it
+      needs in all layers but the last: there only the row that gives the next token does, one per step.
+    - In the first layer a token's projections do not depend on where it stands: equal tokens can share them.
+    - With latents all keys are expanded anew in every step, since nothing else is kept; values are expanded or
+      absorbed, whichever costs less.
 
     Args:
         weights: the model's.

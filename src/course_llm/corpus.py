@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
-#: The file of the shipped corpus.
 CORPUS_PATH = DATA / "corpus.txt.xz"
 #: Part of the documents that is held out by default.
 VALIDATION_SHARE = 0.05

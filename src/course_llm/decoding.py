@@ -37,7 +37,7 @@ def softmax_with_temperature(
     probable token, the lowest id among equals. The softmax runs in float32 for half precision.
 
     Args:
-        logits: of any size; -inf is a token of probability 0.
+        logits: of any size; `-inf` is a token of probability 0.
         temperature: 0 or more.
 
     Raises:
@@ -133,7 +133,7 @@ def sample_from_uniform(
     """Returns the token ids where the cumulative sum first exceeds u (inverse transform sampling).
 
     Token i owns the interval from P(ids < i), included, to P(ids <= i), excluded, so a token of probability 0
-    is never drawn. Where rounding leaves the total at or below u, the last token of positive probability is.
+    is never drawn. Where rounding leaves the total at or below u, the last token of positive probability is drawn.
 
     Args:
         probs: each row sums to 1.
@@ -248,6 +248,9 @@ def beam_search(
 
     Returns:
         Up to `beams` distinct pairs `(new_ids, score)`, without the prompt, with the EOS.
+
+    Raises:
+        ValueError: beams is below 1 (optional in the exercise).
     """
     if beams < 1:
         raise ValueError(f"beam_search needs beams >= 1, got beams={beams}")
@@ -287,6 +290,9 @@ def repetition_penalty(
         logits: of the next token.
         ids: the text so far, prompt included.
         penalty: above 0; 1 changes nothing, above 1 discourages.
+
+    Raises:
+        ValueError: penalty is not above 0 (optional in the exercise).
     """
     if not penalty > 0:
         raise ValueError(f"repetition_penalty needs penalty > 0, got penalty={penalty}")
@@ -304,6 +310,9 @@ def distinct_n(ids: Int[Tensor, " seq"] | Sequence[int], n: int) -> float:
     Args:
         ids: the text, a 1-D tensor or a list.
         n: length of the n-grams, 1 or more.
+
+    Raises:
+        ValueError: n is below 1 (optional in the exercise).
     """
     if n < 1:
         raise ValueError(f"distinct_n needs n >= 1, got n={n}")
@@ -322,6 +331,9 @@ def min_p_filter(probs: Float[Tensor, "*batch vocab"], min_p: float) -> Float[Te
     Args:
         probs: each row sums to 1.
         min_p: share of the largest probability, from 0 (keeps every token) to 1 (keeps the largest).
+
+    Raises:
+        ValueError: min_p is outside [0, 1] (optional in the exercise).
     """
     if not 0 <= min_p <= 1:
         raise ValueError(f"min_p_filter needs 0 <= min_p <= 1, got min_p={min_p}")
@@ -347,6 +359,9 @@ def speculative_accept(
         draft_probs: rows of the small model that the drafts were drawn from.
         draft_ids: the drafted tokens.
         u: one uniform number in [0, 1) per draft.
+
+    Raises:
+        ValueError: target_probs has not one row more than there are drafts (optional in the exercise).
     """
     drafts = len(draft_ids)
     if len(target_probs) != drafts + 1:

@@ -8,8 +8,8 @@ it, and then shrinks it: fewer key and value heads, a window, eight bits per num
 reservations.
 
 Shapes are `(batch, heads, seq, head_dim)`; a chunk is any number of new rows at the end of the sequence.
-Counts are of matrix products, a multiplication and an addition each: an (a, b) by (b, c) product is 2abc
-FLOPs.
+Counts are of matrix products, a multiplication and an addition each: a product of `(a, b)` and `(b, c)` costs
+`2 * a * b * c` FLOPs.
 """
 
 import math
@@ -55,14 +55,15 @@ def cached_attention(
 
     The queries are the last rows of the sequence whose keys and values are given: the whole prompt, a chunk,
     or one token. Each sees its own position and everything before it. A step costs
-    2 * queries * keys * (d_k + d_v) FLOPs per head: nothing is computed for rows that are not asked for.
+    `2 * queries * keys * (d_k + d_v)` FLOPs per head: nothing is computed for rows that are not asked for.
 
     Args:
         q: queries of the newest tokens, at most as many as there are keys.
         k: keys of all tokens, oldest first.
         v: their values; d_v may differ from d_k.
 
-    More queries than keys are refused with a ValueError (not graded).
+    Raises:
+        ValueError: there are more queries than keys (optional in the exercise).
 
     Numerics: the softmax runs in float32 for half-precision inputs.
     """
@@ -120,8 +121,8 @@ class KVCache:
             v: their values.
 
         Raises:
-            ValueError: the new rows do not fit into max_seq. Nothing is stored then, and length stays.
-                (Not graded: rows of another shape, dtype or device are refused too.)
+            ValueError: the new rows do not fit into max_seq, or (optional in the exercise) have another shape, dtype
+                or device. Nothing is stored then, and length stays.
         """
         batch, kv_heads, max_seq, head_dim = self._keys.shape
         _refuse_foreign_rows("KVCache.update", k, v, (batch, kv_heads, -1, head_dim), self._keys)
@@ -149,7 +150,10 @@ def rope_at(x: Float[Tensor, "*batch seq head_dim"], start: int) -> Float[Tensor
 
     Args:
         x: queries or keys of consecutive tokens, not yet rotated.
-        start: position of the first row, 0 or more; below, a ValueError (not graded).
+        start: position of the first row, 0 or more.
+
+    Raises:
+        ValueError: start is below 0 (optional in the exercise).
     """
     if start < 0:
         raise ValueError(f"rope_at needs start >= 0, got start={start}")
@@ -165,7 +169,7 @@ def generate_cached(
     """Continues each row greedily, pushing every token through the model at most once.
 
     The first call reads the prompt (prefill), each later one only the newest token of each row:
-    prompt + new - 1 tokens per row in all, since the last token written is never read. Ties go to the lower token id.
+    `prompt + new - 1` tokens per row in all, since the last token written is never read. Ties go to the lower token id.
 
     Args:
         model: `model(ids, cache)` reads `(batch, new)` token ids that continue the text behind `cache` (None
@@ -220,9 +224,10 @@ def decode_intensity(
 ) -> tuple[int | float, int | float, float]:
     """Counts one decode step: FLOPs, bytes read from memory, and FLOPs per byte (Williams et al. 2009).
 
-    With d = heads * head_dim a layer has w = 2 d^2 + 2 d kv_heads head_dim + 2 d d_ff weights. A step of one
-    new token per sequence costs batch * layers * (2 w + 4 seq d) FLOPs and reads the weights once and each
-    sequence's keys and values: bytes_per_element * layers * (w + 2 batch seq kv_heads head_dim) bytes.
+    With `d = heads * head_dim` a layer has `w = 2 * d**2 + 2 * d * kv_heads * head_dim + 2 * d * d_ff` weights.
+    A step of one new token per sequence costs `batch * layers * (2 * w + 4 * seq * d)` FLOPs. It reads the
+    weights once and each sequence's keys and values, which are
+    `bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)` bytes.
 
     Args:
         batch: sequences decoded together.
@@ -248,14 +253,18 @@ def forward_flops(
 ) -> int:
     """Counts the FLOPs of pushing `new` tokens per sequence through the layers, with `seq` tokens in sight.
 
-    new = seq is a prefill (or a pass without a cache), new = 1 a decode step as in `decode_intensity`. Scores
+    `new = seq` is a prefill (or a pass without a cache), `new = 1` a decode step as in `decode_intensity`. Scores
     are counted in full, hidden ones too, as matrix products compute them.
 
     Args:
         batch: sequences.
         new: tokens pushed per sequence.
         seq: tokens attended to, the new ones included.
-        layers, heads, kv_heads, head_dim, d_ff: as in `decode_intensity`.
+        layers: layers.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of one head.
+        d_ff: width of the feed-forward layer, which has two matrices.
     """
     d = heads * head_dim
     weights = 2 * d * d + 2 * d * kv_heads * head_dim + 2 * d * d_ff
@@ -265,10 +274,10 @@ def forward_flops(
 def kv_cache_bytes(
     batch: int, seq: int, layers: int, kv_heads: int, head_dim: int, bytes_per_element: int | float = 2
 ) -> int | float:
-    """Returns the size of the KV cache in bytes: 2 * layers * kv_heads * head_dim * batch * seq * bytes.
+    """Returns the size of the KV cache, `2 * layers * kv_heads * head_dim * batch * seq` numbers, in bytes.
 
-    The 2 is for keys and values. With kv_heads * head_dim = d_hidden and two bytes (FP16) this is the
-    common 2 * 2 * batch * seq * layers * d_hidden.
+    The 2 is for keys and values. With `kv_heads * head_dim = d_hidden` and two bytes per number (FP16) this is
+    the common `2 * 2 * batch * seq * layers * d_hidden`.
 
     Args:
         batch: sequences.
@@ -290,14 +299,15 @@ def grouped_query_attention(
 
     Consecutive query heads share one key and value head: with 8 heads and 2 kv_heads, heads 0 to 3 read kv
     head 0 and heads 4 to 7 read kv head 1. As in `cached_attention` the queries are the last rows of the
-    sequence. kv_heads = heads is multi-head attention, kv_heads = 1 multi-query attention.
+    sequence. `kv_heads = heads` is multi-head attention, `kv_heads = 1` multi-query attention.
 
     Args:
         q: queries of the newest tokens.
         k: keys of all tokens; kv_heads divides heads.
         v: their values.
 
-    Heads that do not divide, and more queries than keys, are refused with a ValueError (not graded).
+    Raises:
+        ValueError: kv_heads does not divide heads, or there are more queries than keys (optional in the exercise).
 
     Numerics: the softmax runs in float32 for half-precision inputs.
     """
@@ -318,15 +328,16 @@ def grouped_query_attention(
 def mha_to_gqa(w: Float[Tensor, "d_in width"], heads: int, kv_heads: int) -> Float[Tensor, "d_in kv_width"]:
     """Pools the heads of a key or value projection to fewer heads (Ainslie et al. 2023, section 2.1).
 
-    Heads are consecutive column blocks of head_dim. Each group of heads / kv_heads consecutive heads becomes
-    one, their mean.
+    Heads are consecutive column blocks of head_dim. Each group of `heads / kv_heads` consecutive heads
+    becomes one, their mean.
 
     Args:
         w: projection with heads * head_dim columns.
         heads: heads it has.
         kv_heads: heads to be left; divides heads.
 
-    Heads that do not divide are refused with a ValueError (not graded).
+    Raises:
+        ValueError: kv_heads does not divide heads, or heads the width (optional in the exercise).
     """
     if kv_heads < 1 or heads % kv_heads or w.shape[-1] % heads:
         raise ValueError(
@@ -340,19 +351,22 @@ def mha_to_gqa(w: Float[Tensor, "d_in width"], heads: int, kv_heads: int) -> Flo
 class RollingKVCache:
     """Keeps the last `window` tokens only, for attention with a sliding window (Mistral 7B, section 2).
 
-    Memory stays the same however long the text is. Token p lives in row p % window, so that a new token
+    Memory stays the same however long the text is. Token p lives in row `p % window`, so that a new token
     overwrites the one that leaves the window.
 
     Args:
         batch: sequences that grow together.
         kv_heads: key and value heads.
-        window: tokens kept, 1 or more; below, a ValueError (not graded).
+        window: tokens kept, 1 or more.
         head_dim: width of one head.
         dtype: of the keys and values.
         device: where the buffers live.
 
     Attributes:
         length: tokens seen so far, an int; it goes on past window.
+
+    Raises:
+        ValueError: window is below 1 (optional in the exercise).
     """
 
     def __init__(
@@ -379,7 +393,7 @@ class RollingKVCache:
         Float[Tensor, "batch kv_heads rows head_dim"],
         Int[Tensor, " rows"],
     ]:
-        """Stores the new rows and returns keys, values and positions of the last min(length, window) tokens.
+        """Stores the new rows and returns keys, values and positions of the last `min(length, window)` tokens.
 
         Rows come oldest first. The rows are copied: changing k or v afterwards does not change the cache, and
         a later update does not change what was returned.
@@ -389,9 +403,11 @@ class RollingKVCache:
             v: their values.
 
         Returns:
-            keys, values, and int64 positions in the whole text: the first token ever seen has position 0.
+            `(keys, values, positions)`; the int64 positions are those in the whole text, whose first token has
+            position 0.
 
-        Rows of another shape, dtype or device are refused with a ValueError (not graded).
+        Raises:
+            ValueError: rows of another shape, dtype or device (optional in the exercise).
         """
         batch, kv_heads, window, head_dim = self._keys.shape
         _refuse_foreign_rows("RollingKVCache.update", k, v, (batch, kv_heads, -1, head_dim), self._keys)
@@ -415,14 +431,14 @@ def quantize_kv(
 ) -> tuple[Int8[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq 1"]]:
     """Rounds keys or values to int8 with one scale for each token and head (symmetric, round to nearest).
 
-    The scale is the largest magnitude of the row divided by 127, so that x is about q * scale and, in
-    float32, off by at most scale / 2. A row of zeros comes back as zeros.
+    The scale is the largest magnitude of the row divided by 127, so that `x` is about `q * scale` and, in
+    float32, off by at most `scale / 2`. A row of zeros comes back as zeros.
 
     Args:
         x: keys or values.
 
     Returns:
-        q in -127 ... 127, and the scale in the dtype of x.
+        `(q, scale)`: whole numbers from -127 to 127, and the scale in the dtype of x.
 
     Numerics: the division runs in float32 for half-precision inputs.
     """
@@ -436,7 +452,7 @@ def quantize_kv(
 def dequantize_kv(
     q: Int8[Tensor, "batch heads seq head_dim"], scale: Float[Tensor, "batch heads seq 1"]
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Turns int8 keys or values back into floats in the dtype of the scale: q * scale.
+    """Turns int8 keys or values back into floats in the dtype of the scale: `q * scale`.
 
     Args:
         q: from `quantize_kv`.
@@ -498,8 +514,8 @@ class PagedKVCache:
             v: their values.
 
         Raises:
-            ValueError: fewer pages are free than the new rows need. Nothing is stored then, no page is taken.
-                (Not graded: rows of another shape, dtype or device are refused too.)
+            ValueError: fewer pages are free than the new rows need, or (optional in the exercise) rows have another
+                shape, dtype or device. Nothing is stored then, no page is taken.
         """
         _, page_size, kv_heads, head_dim = self._keys.shape
         _refuse_foreign_rows("PagedKVCache.append", k, v, (kv_heads, -1, head_dim), self._keys)
@@ -520,7 +536,10 @@ class PagedKVCache:
         """Returns all keys and values of a sequence, oldest first, as copies that no later call changes.
 
         Args:
-            sequence: the sequence's id; one that is not known is refused with a ValueError (not graded).
+            sequence: the sequence's id.
+
+        Raises:
+            ValueError: the sequence is not known (optional in the exercise).
         """
         if sequence not in self._tables:
             raise ValueError(f"PagedKVCache.gather needs a sequence that was appended to, got {sequence!r}")
@@ -531,7 +550,10 @@ class PagedKVCache:
         """Gives the pages of a finished sequence back to the pool and forgets the sequence.
 
         Args:
-            sequence: the sequence's id; one that is not known is refused with a ValueError (not graded).
+            sequence: the sequence's id.
+
+        Raises:
+            ValueError: the sequence is not known (optional in the exercise).
         """
         if sequence not in self._tables:
             raise ValueError(f"PagedKVCache.free needs a sequence that was appended to, got {sequence!r}")

@@ -146,9 +146,9 @@ def sinusoids(
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights stay unset: `course_llm.model.Decoder.initialise` draws them, or a checkpoint fills them.
+    """A linear layer whose weights stay unset; arguments as in `torch.nn.Linear`.
 
-    Arguments as in `torch.nn.Linear`.
+    `course_llm.model.Decoder.initialise` draws them, or a checkpoint fills them.
     """
 
     def reset_parameters(self) -> None:

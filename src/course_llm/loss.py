@@ -20,7 +20,7 @@ def log_softmax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch 
     """Returns log-probabilities over the last axis, stable for logits of any size (log-sum-exp trick).
 
     Args:
-        logits: unnormalised scores; [0, 200] gives [-200, 0], not [-inf, 0].
+        logits: unnormalised scores; `[0, 200]` gives `[-200, 0]`, not `[-inf, 0]`.
 
     Half precision is computed in float32; the result has the dtype of the logits.
     """
@@ -41,6 +41,9 @@ def cross_entropy(
         ignore_index: rows with this target count neither in the sum nor in the number that divides it.
 
     When no target counts, the loss is 0 and so is its gradient. Half precision is summed in float32.
+
+    Raises:
+        ValueError: targets outside the vocabulary, or shapes that do not fit (optional in the exercise).
     """
     _check_targets("cross_entropy", targets, logits.shape[:-1], logits.shape[-1], ignore_index)
     counted = targets != ignore_index
@@ -51,7 +54,7 @@ def cross_entropy(
 def shift_for_next_token(
     ids: Int[Tensor, "batch seq"],
 ) -> tuple[Int[Tensor, "batch shorter"], Int[Tensor, "batch shorter"]]:
-    """Returns (inputs, targets), each one token shorter: a target is the token that follows its input.
+    """Returns `(inputs, targets)`, each one token shorter: a target is the token that follows its input.
 
     Args:
         ids: token ids of whole texts, at least one token each.
@@ -70,6 +73,9 @@ def next_token_loss(
         pad_id: id of the padding token, below vocab: targets equal to it do not count. None counts them all.
 
     When no target is left, the loss is 0.
+
+    Raises:
+        ValueError: ids outside the vocabulary, or shapes that do not fit (optional in the exercise).
     """
     _check_targets("next_token_loss", ids, logits.shape[:-1], logits.shape[-1])
     _, targets = shift_for_next_token(ids)
@@ -81,13 +87,16 @@ def next_token_loss(
 def sequence_log_prob(
     logits: Float[Tensor, "batch seq vocab"], ids: Int[Tensor, "batch seq"]
 ) -> Float[Tensor, " batch"]:
-    """Returns log P(x_2 ... x_n | x_1) of each row, in nats: the chain rule as a sum of logarithms.
+    """Returns `log P(x_2, ..., x_n | x_1)` of each row, in nats: the chain rule as a sum of logarithms.
 
     Args:
         logits: what the model says after each token of `ids`; the last position has nothing to predict.
         ids: token ids; the first is given and not scored.
 
     A row of one token has log-probability 0. Half precision is summed in float32.
+
+    Raises:
+        ValueError: ids outside the vocabulary, or shapes that do not fit (optional in the exercise).
     """
     _check_targets("sequence_log_prob", ids, logits.shape[:-1], logits.shape[-1])
     _, targets = shift_for_next_token(ids)
@@ -97,13 +106,16 @@ def sequence_log_prob(
 def perplexity(
     nll_sums: Float[Tensor, " batches"], token_counts: Int[Tensor, " batches"]
 ) -> Float[Tensor, ""]:
-    """Returns exp(all nats / all tokens) of a data set that came in batches of unequal size (0-d).
+    """Returns `exp(all nats / all tokens)` of a data set that came in batches of unequal size (0-d).
 
     Args:
         nll_sums: summed negative log-likelihood of each batch, in nats.
         token_counts: number of scored tokens of each batch; a batch may have none.
 
-    Without any token there is no mean and the result is nan. Half precision is summed in float32.
+    Without any token there is no mean and the result is `nan`. Half precision is summed in float32.
+
+    Raises:
+        ValueError: there are not as many counts as sums (optional in the exercise).
     """
     if nll_sums.shape != token_counts.shape:
         shapes = f"sums {tuple(nll_sums.shape)}, counts {tuple(token_counts.shape)}"
@@ -119,7 +131,7 @@ def bits_per_byte(nll_sum: Float[Tensor, ""], text: str) -> Float[Tensor, ""]:
         text: the text that was scored; its size is its number of UTF-8 bytes.
 
     Raises:
-        ValueError: when the text is empty.
+        ValueError: the text is empty.
     """
     if not text:
         raise ValueError("bits_per_byte needs a text of at least one byte, got an empty one")
@@ -129,13 +141,16 @@ def bits_per_byte(nll_sum: Float[Tensor, ""], text: str) -> Float[Tensor, ""]:
 def cross_entropy_gradient(
     logits: Float[Tensor, "n vocab"], targets: Int[Tensor, " n"]
 ) -> Float[Tensor, "n vocab"]:
-    """Returns the gradient of the mean cross-entropy in the logits: (softmax - one-hot) / n.
+    """Returns the gradient of the mean cross-entropy in the logits: `(softmax - one_hot) / n`.
 
     Args:
         logits: unnormalised scores, one row per prediction.
         targets: the true token id of each row.
 
     Works under `torch.no_grad()` too; without it, the result is itself differentiable in the logits.
+
+    Raises:
+        ValueError: targets outside the vocabulary, or shapes that do not fit (optional in the exercise).
     """
     _check_targets("cross_entropy_gradient", targets, logits.shape[:-1], logits.shape[-1])
     one_hot = torch.zeros_like(logits).scatter(-1, targets.unsqueeze(-1), 1)
@@ -148,12 +163,15 @@ def free_running_predictions(
     """Returns what the model predicts after each position when it reads the prompt, then its own predictions.
 
     Args:
-        model: ids (batch, seq) to logits (batch, seq, vocab), causal.
+        model: ids `(batch, seq)` to logits `(batch, seq, vocab)`, causal.
         ids: the true token ids; only the first `prompt_length` of each row are read.
         prompt_length: number of true tokens at the start, from 1 to seq.
 
-    Entry t is the arg-max after the inputs up to t. From t = prompt_length on, the input at t is entry t - 1.
+    Entry t is the arg-max after the inputs up to t. From `t = prompt_length` on, the input at t is entry `t - 1`.
     Ties go to the lower id.
+
+    Raises:
+        ValueError: prompt_length is below 1 or above seq (optional in the exercise).
     """
     seq = ids.shape[1]
     if not 1 <= prompt_length <= seq:
@@ -174,11 +192,11 @@ def teacher_forced_predictions(
     """Returns what the model predicts after each position when every input is the true token: one pass.
 
     Args:
-        model: ids (batch, seq) to logits (batch, seq, vocab), causal.
+        model: ids `(batch, seq)` to logits `(batch, seq, vocab)`, causal.
         ids: the true token ids.
 
-    Entry t is the arg-max after the inputs up to t, so it guesses the token at t + 1. Ties go to the lower
-    id.
+    Entry t is the arg-max after the inputs up to t, so it guesses the token at `t + 1`. Ties go to the
+    lower id.
     """
     with torch.no_grad():
         return model(ids).argmax(dim=-1).to(ids.dtype)
@@ -187,19 +205,19 @@ def teacher_forced_predictions(
 def sliding_window_nll(
     model: Callable[[Tensor], Tensor], ids: Int[Tensor, "1 n"], window: int, stride: int
 ) -> tuple[Float[Tensor, ""], int]:
-    """Returns (nll, n - 1): the summed loss, in nats, of a text that is longer than the model's window.
+    """Returns `(nll, n - 1)`: the summed loss, in nats, of a text that is longer than the model's window.
 
     Args:
-        model: ids (1, seq) to logits (1, seq, vocab), causal.
+        model: ids `(1, seq)` to logits `(1, seq, vocab)`, causal.
         ids: the token ids of the text; the first is given and not scored, every other is scored once.
         window: tokens that the model reads at once.
         stride: tokens between the starts of two windows, at least 1; a smaller one gives more context.
 
-    Windows of `window` tokens start at 0, stride, 2 * stride, ..., the last at max(0, n - window). The
+    Windows of `window` tokens start at `0, stride, 2 * stride, ...`, the last at `max(0, n - window)`. The
     targets of a window are its tokens but the first; it scores those that no earlier window has scored.
 
     Raises:
-        ValueError: when stride is not below window.
+        ValueError: stride is not below window, or (optional in the exercise) is below 1.
     """
     if not 1 <= stride < window:
         raise ValueError(
@@ -224,7 +242,7 @@ def chunked_cross_entropy(
     targets: Int[Tensor, " n"],
     chunk: int,
 ) -> Float[Tensor, ""]:
-    """Returns the mean cross-entropy of hidden @ w_vocab, in nats (0-d), `chunk` rows of logits at a time.
+    """Returns the mean cross-entropy of `hidden @ w_vocab`, in nats (0-d), `chunk` rows of logits at a time.
 
     Args:
         hidden: the model's last hidden states, one row per prediction.
@@ -232,8 +250,11 @@ def chunked_cross_entropy(
         targets: the true token id of each row.
         chunk: number of rows whose logits exist at once, at least 1; need not divide n, may be above n.
 
-    Equals the loss of all rows at once, and so do its gradients in `hidden` and `w_vocab`. The (n, vocab)
+    Equals the loss of all rows at once, and so do its gradients in `hidden` and `w_vocab`. The `(n, vocab)`
     logits never exist, neither at once nor in pieces saved for backward.
+
+    Raises:
+        ValueError: chunk is below 1, or targets are outside the vocabulary (optional in the exercise).
     """
     if chunk < 1:
         raise ValueError(f"chunked_cross_entropy needs chunk >= 1, got chunk={chunk}")

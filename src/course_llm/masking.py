@@ -17,13 +17,16 @@ from torch import Tensor
 
 
 def causal_mask(n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n n"]:
-    """Builds the additive mask that hides the future: 0 where key j <= query i, -inf where j > i.
+    """Builds the additive mask that hides the future: 0 where key j <= query i, `-inf` where j > i.
 
     Rows are queries, columns are keys. The diagonal is allowed: a token may attend to itself.
 
     Args:
         n: number of tokens, 1 or more.
         dtype: floating-point type of the mask, that of the scores it is added to.
+
+    Raises:
+        ValueError: n is below 1, or dtype is no floating-point type (optional in the exercise).
     """
     _require_at_least("causal_mask", "n", n, 1)
     if not dtype.is_floating_point:
@@ -41,10 +44,13 @@ def masked_softmax(
     so is its gradient (a plain softmax gives NaN there). Scores as large as 1e4 do not overflow.
 
     Args:
-        scores: raw attention scores, already scaled by 1/sqrt(d_k).
-        mask: additive, 0 = may attend, -inf = may not, in the dtype of the scores; broadcast to their shape.
+        scores: raw attention scores, already scaled by `1 / sqrt(d_k)`.
+        mask: additive, 0 = may attend, `-inf` = may not, in the dtype of the scores; broadcast to their shape.
 
-    Numerics: the softmax runs in float32 for half-precision scores; float64 may go through float32, too.
+    Raises:
+        ValueError: the mask is not additive or does not broadcast to the scores (optional in the exercise).
+
+    Numerics: the softmax runs in float32 for half-precision scores.
     """
     _require_broadcast(mask, scores)
     wide = torch.promote_types(scores.dtype, torch.float32)
@@ -87,7 +93,7 @@ def causal_mask_with_past(queries: int, keys: int) -> Bool[Tensor, "queries keys
         keys: number of tokens so far, the new ones included.
 
     Raises:
-        ValueError: if queries > keys.
+        ValueError: there are more queries than keys, or (optional in the exercise) queries is below 1.
     """
     _require_at_least("causal_mask_with_past", "queries", queries, 1)
     if queries > keys:
@@ -105,6 +111,9 @@ def padding_mask(lengths: Int[Tensor, "batch"], seq: int) -> Bool[Tensor, "batch
     Args:
         lengths: number of real tokens per row, 0 to seq.
         seq: length to which the rows are padded, in tokens.
+
+    Raises:
+        ValueError: seq is below 1, or a length is below 0 or above seq (optional in the exercise).
     """
     _require_at_least("padding_mask", "seq", seq, 1)
     if lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= seq:
@@ -133,7 +142,7 @@ def sliding_window_mask(n: int, window: int) -> Bool[Tensor, "n n"]:
         window: number of tokens that a query sees, itself included, 1 or more; n or more is plain causal.
 
     Raises:
-        ValueError: if window < 1.
+        ValueError: window is below 1, or (optional in the exercise) n is.
     """
     _require_at_least("sliding_window_mask", "n", n, 1)
     _require_at_least("sliding_window_mask", "window", window, 1)
@@ -161,6 +170,9 @@ def prefix_lm_mask(n: int, prefix: int) -> Bool[Tensor, "n n"]:
     Args:
         n: number of tokens, 1 or more.
         prefix: length of the prefix, 0 (plain causal) to n (everyone sees everyone).
+
+    Raises:
+        ValueError: n is below 1, or prefix below 0 or above n (optional in the exercise).
     """
     _require_at_least("prefix_lm_mask", "n", n, 1)
     if not 0 <= prefix <= n:
@@ -180,7 +192,10 @@ def find_leaks(
     Args:
         model: `(batch, seq)` token ids in, `(batch, seq, vocab)` logits out; row b of the output depends on
             row b of the input alone.
-        ids: one text; every id lies in 0 to vocab - 1. It is not modified.
+        ids: one text; every id lies in 0 to `vocab - 1`. It is not modified.
+
+    Raises:
+        ValueError: there is not exactly one text (optional in the exercise).
     """
     if ids.shape[0] != 1:
         raise ValueError(f"find_leaks needs ids of shape (1, seq), got {tuple(ids.shape)}")

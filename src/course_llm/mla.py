@@ -23,17 +23,17 @@ from course_llm.weights import MLAWeights
 def low_rank_factors(
     w: Float[Tensor, "rows cols"], rank: int
 ) -> tuple[Float[Tensor, "rows {rank}"], Float[Tensor, "{rank} cols"]]:
-    """Factors a matrix into its best rank-r approximation a @ b by the SVD (Eckart and Young, 1936).
+    """Factors a matrix into its best approximation `a @ b` of a rank by the SVD (Eckart and Young, 1936).
 
     Args:
         w: the matrix to approximate.
-        rank: columns of a and rows of b, 1 <= rank <= min(rows, cols).
+        rank: columns of a and rows of b, from 1 to `min(rows, cols)`.
 
     Returns:
-        (a, b). How the singular values are shared between a and b is free: only a @ b is determined.
+        `(a, b)`. How the singular values are shared between a and b is free: only `a @ b` is determined.
 
     Raises:
-        ValueError: rank < 1 or rank > min(rows, cols).
+        ValueError: rank is below 1 or above `min(rows, cols)`.
 
     Numerics: half precision is decomposed in float32.
     """
@@ -70,7 +70,10 @@ def expand_kv(
         heads: number of heads, a divisor of the width.
 
     Returns:
-        (k, v).
+        `(k, v)`.
+
+    Raises:
+        ValueError: heads does not divide the width.
     """
     return split_heads(c @ w_uk, heads), split_heads(c @ w_uv, heads)
 
@@ -81,11 +84,11 @@ def latent_attention(
     """Attends causally from latents, in the form that expands them first (DeepSeek-V2, eqs. 9 to 19).
 
     Args:
-        h: hidden rows, at positions 0, 1, ...
+        h: hidden rows, at positions 0, 1, and so on.
         weights: the projections; head i's query and key are its content part (d_h) followed by its
             rotated part (d_r). The rotated key is one for all heads.
 
-    Numerics: softmax in at least float32, scores scaled by 1/sqrt(d_h + d_r).
+    Numerics: softmax in at least float32, scores scaled by `1 / sqrt(d_h + d_r)`.
     """
     c = compress_kv(h, weights.w_dkv)
     k_r = apply_rope(h @ weights.w_kr, torch.arange(h.shape[1], device=h.device))
@@ -105,6 +108,9 @@ def latent_attention_expanded(
         c: latents of the whole sequence.
         k_r: rotated shared keys of the whole sequence.
         weights: the projections.
+
+    Raises:
+        ValueError: there are more rows of h than latents.
     """
     q_c, q_r = _queries(h, c.shape[1], weights, "latent_attention_expanded")
     k_c, v = expand_kv(c, weights.w_uk, weights.w_uv, weights.heads)
@@ -121,8 +127,9 @@ def latent_attention_absorbed(
 ) -> Float[Tensor, "batch queries d_hidden"]:
     """Attends in the latent space, without building a key or a value (DeepSeek-V2, section 2.1.2).
 
-    (q W_UK^T) c^T replaces q (c W_UK)^T, and (weights c) W_UV replaces weights (c W_UV). The result equals
-    that of the expanded form; the cost per cached token no longer holds a matrix product with W_UK or W_UV.
+    For each head `(q @ w_uk.T) @ c.T` replaces `q @ (c @ w_uk).T`, and `(a @ c) @ w_uv` replaces `a @ (c @ w_uv)`,
+    where `a` are the attention weights. The result equals that of the expanded form; the cost per cached token no
+    longer holds a matrix product with `w_uk` or `w_uv`.
 
     Args:
         h: the last hidden rows of the sequence: all of them, a chunk, or one.
@@ -130,7 +137,10 @@ def latent_attention_absorbed(
         k_r: shared keys of the whole sequence, already rotated.
         weights: the projections.
 
-    Numerics: softmax in at least float32, scores scaled by 1/sqrt(d_h + d_r).
+    Raises:
+        ValueError: there are more rows of h than latents (optional in the exercise).
+
+    Numerics: softmax in at least float32, scores scaled by `1 / sqrt(d_h + d_r)`.
     """
     q_c, q_r = _queries(h, c.shape[1], weights, "latent_attention_absorbed")
     per_head = (weights.w_uk.shape[0], weights.heads, q_c.shape[-1])
@@ -160,7 +170,7 @@ def decoupled_rope_scores(
         positions: absolute position of each row, any integers.
 
     Returns:
-        Scores of every query with every key, scaled by 1/sqrt(d_h + d_r), without a mask.
+        Scores of every query with every key, scaled by `1 / sqrt(d_h + d_r)`, without a mask.
     """
     rotated_q, rotated_k = apply_rope(q_r, positions), apply_rope(k_r, positions)
     scores = q_c @ k_c.mT + rotated_q @ rotated_k[:, None].mT
@@ -205,10 +215,11 @@ class LatentCache:
             k_r: shared keys of the new tokens, already rotated.
 
         Returns:
-            (c, k_r) of every token held, oldest first.
+            `(c, k_r)` of every token held, oldest first.
 
         Raises:
-            ValueError: more than max_seq tokens would be held; nothing is changed then.
+            ValueError: more than max_seq tokens would be held, or (optional in the exercise) rows have another shape,
+                dtype or device; nothing is changed then.
         """
         new = c.shape[1]
         for name, rows, buffer in (("c", c, self.c), ("k_r", k_r, self.k_r)):
@@ -263,12 +274,12 @@ def cache_elements_per_token(
     """Counts the numbers that one layer caches for one token (DeepSeek-V2, table 1).
 
     Args:
-        kind: "mha", "gqa", "mqa" or "mla".
+        kind: `"mha"`, `"gqa"`, `"mqa"` or `"mla"`.
         heads: query heads.
         head_dim: width of one head's key, and of its value.
-        groups: key-value heads; needed for "gqa".
-        d_c: width of the latent; needed for "mla".
-        d_r: width of the shared rotary key; needed for "mla".
+        groups: key-value heads; needed for `"gqa"`.
+        d_c: width of the latent; needed for `"mla"`.
+        d_r: width of the shared rotary key; needed for `"mla"`.
 
     Raises:
         ValueError: an unknown kind, or an argument that the kind needs is missing.
@@ -305,6 +316,10 @@ def largest_batch(
         layers: layers of the model.
         elements_per_token: cached numbers per token and layer.
         bytes_per_element: bytes per cached number; 0.75 is a 6-bit cache.
+
+    Raises:
+        ValueError: a sequence would take no memory, as `seq`, `layers`, `elements_per_token` or
+            `bytes_per_element` is not above 0 (optional in the exercise).
     """
     sequence_bytes = Fraction(bytes_per_element) * seq * layers * elements_per_token
     if sequence_bytes <= 0:
@@ -323,7 +338,7 @@ def lora_forward(
     b: Float[Tensor, "r d_out"],
     alpha: float | int,
 ) -> Float[Tensor, "*batch d_out"]:
-    """Applies a weight with a low-rank update beside it, x W + (alpha/r) x A B (LoRA, eq. 3).
+    """Applies a weight with a low-rank update beside it, `x @ w + (alpha / r) * x @ a @ b` (LoRA, eq. 3).
 
     Args:
         x: input rows.
@@ -341,7 +356,7 @@ def merge_lora(
     b: Float[Tensor, "r d_out"],
     alpha: float | int,
 ) -> Float[Tensor, "d_in d_out"]:
-    """Merges a low-rank update into its weight, W + (alpha/r) A B: no extra cost at inference.
+    """Merges a low-rank update into its weight, `w + (alpha / r) * a @ b`: no extra cost at inference.
 
     Args:
         w: the pretrained weight.
@@ -358,7 +373,7 @@ def decode_flops(
     """Counts the FLOPs of one layer's attention for one new token, a multiply-add as two.
 
     Args:
-        form: "expanded" (every cached latent is expanded) or "absorbed".
+        form: `"expanded"` (every cached latent is expanded) or `"absorbed"`.
         context_tokens: cached tokens, the new one included.
         d_hidden: width of the model.
         heads: attention heads.

@@ -35,7 +35,6 @@ from course_llm.layers import (
 )
 from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 
-#: The file of the bundled model.
 BUNDLED_PATH = Path(__file__).parent / "data" / "bundled.safetensors"
 
 
@@ -51,10 +50,11 @@ class ModelConfig:
         d_ff: width of the feed-forward network.
         context: longest sequence, in tokens.
         kv_heads: key-value heads; None means `heads` (MHA), 1 is MQA, between is GQA.
-        head_dim: width of a head; None means d_hidden / heads.
+        head_dim: width of a head; None means `d_hidden // heads`.
         latent: sizes of multi-head latent attention; then `kv_heads` is not used.
         positions: how the order gets in: `"rotary"`, `"learned"` or `"sinusoidal"`.
-        rope_base: pair i of rotary positions turns by `rope_base ** (-2 * i / width)` per token; the larger, the slower.
+        rope_base: pair i of rotary positions turns by `rope_base ** (-2 * i / width)` per token: the larger the
+            base, the slower the last pairs.
         rope_scaling: how these rotations are slowed down for longer contexts; None leaves them.
         feed_forward: `"gelu"` (exact), `"gelu_tanh"` or `"swiglu"`.
         norm: `"rms"` or `"layer"`.

@@ -48,6 +48,8 @@ class ModelShape:
 
 
 #: The shapes by name, from GPT-2 to Llama-3.1-405B.
+#:
+#: :meta hide-value:
 PUBLISHED = {
     shape.name: shape
     for shape in (

@@ -1,7 +1,8 @@
 """Top-p over a whole vocabulary without sorting its ids: the fast twin of `course_llm.decoding.top_p_filter`.
 
-Which tokens the nucleus holds follows from the sorted probabilities alone: those above the last one that is kept, and as many
-of those equal to it as are missing. Numbers by themselves are sorted several times faster than numbers with their places.
+Which tokens the nucleus holds follows from the sorted probabilities alone: those above the last one that is kept, and
+as many of those equal to it as are missing. Numbers by themselves are sorted several times faster than numbers with
+their places.
 """
 
 from __future__ import annotations

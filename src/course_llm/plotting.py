@@ -22,8 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-#: The colours of all figures. Each has a contrast of at least 3:1 on white and on the dark theme's background, enough for
-#: lines and areas, and the first five stay apart for readers who are colour-blind (`tests/test_plotting.py` measures both).
+#: The colours of all figures. Each has a contrast of at least 3 to 1 on white and on the dark theme's background,
+#: enough for lines and areas, and the first five stay apart for readers who are colour-blind
+#: (`tests/test_plotting.py` measures both).
 COLOURS = ["#3673D9", "#CC8000", "#00A67C", "#A64B8F", "#A64929", "#7F7F7F"]
 
 _INK = {"light": "#1f2328", "dark": "#e6e8eb"}

@@ -83,7 +83,7 @@ def _merge(tokens: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
 def pack(
     documents: Sequence[Sequence[int]], eos_id: int, block: int
 ) -> tuple[Int[Tensor, "rows block"], Int[Tensor, "rows block"], Int[Tensor, "rows block"]]:
-    """Joins documents into one stream of tokens and cuts it into rows: (inputs, targets, document ids).
+    """Joins documents into one stream of tokens and cuts it into rows: `(inputs, targets, document ids)`.
 
     Args:
         documents: token ids of each document; no end of text has been added to them.
@@ -92,7 +92,7 @@ def pack(
 
     Rows start `block` tokens apart. A target is the token that follows its input in the stream, so the last
     target of a row is the first input of the next. A document id is the index in `documents` of the input. A
-    tail of fewer than block + 1 tokens is dropped. All three are int64.
+    tail of fewer than `block + 1` tokens is dropped. All three are int64.
 
     Raises:
         ValueError: block is below 1.
@@ -113,7 +113,7 @@ def pack(
 def random_batch(
     tokens: Int[Tensor, " n"], block: int, batch: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, "batch block"], Int[Tensor, "batch block"]]:
-    """Draws rows of a token stream at random, with replacement: (inputs, targets).
+    """Draws rows of a token stream at random, with replacement: `(inputs, targets)`.
 
     Args:
         tokens: the stream.
@@ -122,7 +122,7 @@ def random_batch(
         generator: the only source of randomness.
 
     Raises:
-        ValueError: the stream has fewer than block + 1 tokens.
+        ValueError: the stream has fewer than `block + 1` tokens.
     """
     starts = len(tokens) - block  # a row needs block + 1 tokens: the last one is a target
     if starts < 1:
@@ -137,8 +137,8 @@ def learning_rate(step: int, peak: float, warmup: int, total: int, floor: float)
 
     Args:
         step: counts from 0.
-        peak: the highest rate; steps warmup - 1 and warmup both have it.
-        warmup: number of steps on the way up, peak * (step + 1) / warmup; 0 for none.
+        peak: the highest rate; steps `warmup - 1` and `warmup` both have it.
+        warmup: number of steps on the way up, `peak * (step + 1) / warmup`; 0 for none.
         total: the step at which the cosine reaches the floor; if it is `warmup`, there is no cosine.
         floor: the rate from step `total` on.
 
@@ -166,14 +166,16 @@ def adamw_step(
     eps: float,
     weight_decay: float,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Returns (param, m, v) after one step of AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+    """Returns `(param, m, v)` after one step of AdamW (Loshchilov and Hutter, arXiv 1711.05101).
 
     Args:
-        param, grad: a parameter and its gradient.
-        m, v: running means of the gradient and of its square; zeros before the first step.
+        param: a parameter.
+        grad: its gradient.
+        m: running mean of the gradient; zeros before the first step.
+        v: running mean of the gradient's square; zeros before the first step.
         step: counts from 1.
         lr: learning rate.
-        betas: how much of m and of v is kept.
+        betas: the shares of m and of v that are kept.
         eps: added to the root of v, after the correction.
         weight_decay: share of the parameter that is taken away, times lr; it does not pass through m and v.
 
@@ -195,7 +197,7 @@ def adamw_step(
 def clip_gradients(
     grads: Sequence[Float[Tensor, "..."]], max_norm: float
 ) -> tuple[list[Float[Tensor, "..."]], Float[Tensor, ""]]:
-    """Scales gradients down together when their common norm is above max_norm: (clipped, norm before).
+    """Scales gradients down together when their common norm is above max_norm: `(clipped, norm before)`.
 
     Args:
         grads: gradients of all parameters; one Euclidean norm is taken over all their entries.
@@ -220,8 +222,8 @@ def accumulate_gradients(
     """Leaves in `.grad` the gradient of the mean loss per token over all microbatches; returns that loss.
 
     Args:
-        model: token ids (batch, seq) to logits (batch, seq, vocab). Its old gradients are cleared.
-        microbatches: pairs (inputs, targets) of shape (batch, seq), of unequal sizes; targets of -100 do not
+        model: token ids `(batch, seq)` to logits `(batch, seq, vocab)`. Its old gradients are cleared.
+        microbatches: pairs `(inputs, targets)` of shape `(batch, seq)`, of unequal sizes; targets of `-100` do not
             count. At least one target counts.
 
     The microbatches go forward and backward one after the other, so that only one is in memory. The loss is
@@ -252,11 +254,13 @@ def pretrain(
     """Trains a model on a stream of tokens and returns the loss of each step, in nats per token.
 
     Args:
-        model: token ids (batch, seq) to logits (batch, seq, vocab), causal; changed in place.
+        model: token ids `(batch, seq)` to logits `(batch, seq, vocab)`, causal; changed in place.
         tokens: the stream.
         steps: how many updates.
-        batch, block: rows per step and tokens per row, drawn by `random_batch`.
-        peak_lr, warmup: of `learning_rate`, with total = steps and floor = peak_lr / 10.
+        batch: rows per step, drawn by `random_batch`.
+        block: tokens per row.
+        peak_lr: highest rate of `learning_rate`, with `total = steps` and `floor = peak_lr / 10`.
+        warmup: steps on the way up to it.
         generator: the only source of randomness.
 
     AdamW with betas (0.9, 0.95), eps 1e-8 and weight decay 0.1; the gradients' norm is clipped at 1.
@@ -286,8 +290,10 @@ def save_checkpoint(
 
     Args:
         path: the file; an old one is replaced when the new one is complete, and not before.
-        model, optimizer, generator: whose states are kept.
+        model: its weights and buffers are kept.
+        optimizer: its state is kept.
         step: number of steps done.
+        generator: its state is kept.
     """
     path = Path(path)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -310,7 +316,9 @@ def load_checkpoint(
 
     Args:
         path: the file.
-        model, optimizer, generator: of the same kinds as those that were saved; all three are changed.
+        model: of the same architecture as the one that was saved; changed.
+        optimizer: of the same kind as the one that was saved, over this model's parameters; changed.
+        generator: on the same kind of device as the one that was saved; changed.
     """
     state = torch.load(Path(path), map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
@@ -333,7 +341,7 @@ def parameter_count(layers: int, d_hidden: int, d_ff: int, vocab: int, tied: boo
 
 
 def training_flops(parameters: float, tokens: float) -> float:
-    """Returns the FLOPs of training, 6·N·D (Kaplan et al., arXiv 2001.08361): 2 forward and 4 backward.
+    """Returns the FLOPs of training, `6 * N * D` (Kaplan et al., arXiv 2001.08361): 2 forward and 4 backward.
 
     Args:
         parameters: N, the weights that multiply each token.
@@ -343,7 +351,7 @@ def training_flops(parameters: float, tokens: float) -> float:
 
 
 def fit_power_law(x: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> tuple[float, float]:
-    """Fits L = (c / x)^alpha by least squares of log L on log x; returns (alpha, c).
+    """Fits `L = (c / x) ** alpha` by least squares of log L on log x; returns `(alpha, c)`.
 
     Args:
         x: parameters, tokens or FLOPs, above 0, at least two different values.
@@ -364,14 +372,14 @@ def fit_power_law(x: Float[Tensor, " n"], loss: Float[Tensor, " n"]) -> tuple[fl
 def fit_chinchilla(
     parameters: Float[Tensor, " n"], tokens: Float[Tensor, " n"], loss: Float[Tensor, " n"]
 ) -> tuple[float, float, float, float, float]:
-    """Fits L = E + A / N^alpha + B / D^beta (Hoffmann et al., arXiv 2203.15556); returns (E, A, B, alpha, beta).
+    """Fits `L = E + A / N**alpha + B / D**beta` (arXiv 2203.15556); returns `(E, A, B, alpha, beta)`.
 
     Args:
         parameters: N of each run, above 0.
         tokens: D of each run, above 0.
         loss: the final loss of each run, above 0; at least five runs.
 
-    Minimises the Huber loss (delta = 1e-3) of log L predicted minus log L measured, so that single odd runs count
+    Minimises the Huber loss (`delta = 1e-3`) of log L predicted minus log L measured, so that single odd runs count
     little. A coarse grid over the exponents gives the start, L-BFGS the rest.
 
     Raises:
@@ -431,12 +439,16 @@ def _start(log_n: Tensor, log_d: Tensor, loss: Tensor) -> Tensor:
 
 
 def compute_optimal(flops: float, A: float, B: float, alpha: float, beta: float) -> tuple[float, float]:
-    """Returns (parameters, tokens) with the least A / N^alpha + B / D^beta under 6·N·D = flops (Chinchilla, eq. 4).
+    """Returns the `(parameters, tokens)` that a budget of FLOPs is best spent on (Chinchilla, eq. 4).
+
+    They are the N and D with the least `A / N**alpha + B / D**beta` under `6 * N * D = flops`.
 
     Args:
         flops: the budget, above 0.
-        A, alpha: of the term that falls with parameters.
-        B, beta: of the term that falls with tokens.
+        A: factor of the term that falls with parameters.
+        B: factor of the term that falls with tokens.
+        alpha: exponent of the term that falls with parameters.
+        beta: exponent of the term that falls with tokens.
 
     Raises:
         ValueError: flops is not above 0.

@@ -14,7 +14,6 @@ from course_llm.checkpoints import config_from_dict
 from course_llm.model import ModelConfig
 from course_llm.tokenizer import CourseTokenizer, load_tokenizer
 
-#: The file of the shipped recipe.
 RECIPE_PATH = corpus.DATA / "recipe.toml"
 POSITIVE = ("tokens", "rows", "accumulate", "log_every", "validate_every", "sample_every", "checkpoint_every")
 EXAMPLES = {"int": 0, "float": 0.0, "str": ""}  # of what a setting's annotation asks for

@@ -35,7 +35,7 @@ def regularized_cross_entropy(
     z_loss: float = 0.0,
     ignore_index: int = -100,
 ) -> Float[Tensor, ""]:
-    """Returns the mean cross-entropy with smoothed targets plus z_loss * log(Z)^2, in nats (0-d).
+    """Returns the mean cross-entropy with smoothed targets plus `z_loss * log(Z) ** 2`, in nats (0-d).
 
     Args:
         logits: unnormalised scores; Z is the sum of their exponentials in a row.
@@ -45,7 +45,7 @@ def regularized_cross_entropy(
         ignore_index: rows with this target do not count.
 
     Raises:
-        ValueError: for label_smoothing outside [0, 1] or z_loss below 0.
+        ValueError: label_smoothing is outside [0, 1], z_loss below 0, or a target outside the vocabulary.
     """
     name = "regularized_cross_entropy"
     _check_weights(name, label_smoothing, z_loss)
@@ -64,7 +64,7 @@ def chunked_regularized_cross_entropy(
     z_loss: float = 0.0,
     ignore_index: int = -100,
 ) -> Float[Tensor, ""]:
-    """Returns `regularized_cross_entropy` of hidden @ w_vocab in the memory of `chunked_cross_entropy`.
+    """Returns `regularized_cross_entropy` of `hidden @ w_vocab`, whose logits exist only `chunk` rows at a time.
 
     Args:
         hidden: the model's last hidden states, one row per prediction.
@@ -76,7 +76,8 @@ def chunked_regularized_cross_entropy(
         ignore_index: rows with this target do not count.
 
     Raises:
-        ValueError: for chunk below 1, label_smoothing outside [0, 1] or z_loss below 0.
+        ValueError: chunk is below 1, label_smoothing outside [0, 1], z_loss below 0, or a target outside the
+            vocabulary.
     """
     name = "chunked_regularized_cross_entropy"
     if chunk < 1:
@@ -95,7 +96,7 @@ def training_cross_entropy(
     z_loss: float = 0.0,
     ignore_index: int = -100,
 ) -> Float[Tensor, ""]:
-    """Returns `regularized_cross_entropy` of hidden @ w_vocab and has its gradient ready.
+    """Returns `regularized_cross_entropy` of `hidden @ w_vocab` and has its gradient ready.
 
     Args:
         hidden: the model's last hidden states, one row per prediction.
@@ -106,11 +107,12 @@ def training_cross_entropy(
         z_loss: as in `regularized_cross_entropy`.
         ignore_index: rows with this target do not count.
 
-    The FLOPs are those of the plain form. It can be differentiated once per call. Half precision multiplies in half and sums in float32. Without
-    gradients (`torch.no_grad`) only the loss is computed.
+    The FLOPs are those of the plain form. The result can be differentiated once. Half precision is multiplied as it
+    is and summed in float32. Without gradients (`torch.no_grad`) only the loss is computed.
 
     Raises:
-        ValueError: for chunk below 1, label_smoothing outside [0, 1] or z_loss below 0.
+        ValueError: chunk is below 1, label_smoothing outside [0, 1], z_loss below 0, or a target outside the
+            vocabulary.
     """
     name = "training_cross_entropy"
     if chunk is None:

@@ -24,6 +24,9 @@ def names() -> list[str]:
 def source(name: str) -> str:
     """Returns the JavaScript of a figure.
 
+    Args:
+        name: one of `names()`.
+
     Raises:
         ValueError: there is no figure of that name.
     """
@@ -39,6 +42,9 @@ def style_sheet() -> str:
 
 def defaults(name: str) -> dict[str, object]:
     """Returns a figure's state as it is when nothing is set, read from its module.
+
+    Args:
+        name: one of `names()`.
 
     Raises:
         ValueError: there is no figure of that name, or its module does not state its defaults.
