@@ -26,7 +26,7 @@ def attention_weights(
 ) -> Float[Tensor, "*batch queries keys"]:
     """Compares queries with keys and returns weights that sum to 1 over the keys (Vaswani et al. 2017).
 
-    `mask` is additive: 0 where a query may attend, -inf where it may not; it broadcasts to the scores, and
+    `mask` is additive: 0 where a query may attend, `-inf` where it may not; it broadcasts to the scores, and
     at least one key is left in every row.
 
     Args:
@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
     v: Float[Tensor, "*batch keys d_v"],
     mask: Float[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*batch queries d_v"]:
-    """Averages the values with weights softmax(q kᵀ / √d_k), for each query (Vaswani et al. 2017, eq. 1).
+    """Averages the values with weights `softmax(q @ k.T / sqrt(d_k))` (Vaswani et al. 2017, eq. 1).
 
     Args:
         q: queries, d_k numbers each.
@@ -98,7 +98,7 @@ def merge_heads(x: Float[Tensor, "batch heads seq head_dim"]) -> Float[Tensor, "
     """Puts the heads of each position side by side, undoing `split_heads` (Vaswani et al. 2017, 3.2.2).
 
     Args:
-        x: one vector per head and position. d_hidden = heads * head_dim.
+        x: one vector per head and position; `d_hidden = heads * head_dim`.
     """
     return _from_heads(x)
 
@@ -120,9 +120,11 @@ def multi_head_attention(
     Args:
         x_query: the positions that ask; queries come from here.
         x_key: the positions that are looked at; keys and values come from here.
-        w_q: projection to the queries of all heads, `heads * d_k` columns; each head owns d_k consecutive ones.
+        w_q: projection to the queries of all heads, `heads * d_k` columns; each head owns d_k consecutive
+            ones.
         w_k: projection to the keys of all heads, in the same columns.
-        w_v: projection to the values, `heads * d_v` columns, d_v consecutive ones per head; d_v may differ from d_k.
+        w_v: projection to the values, `heads * d_v` columns, d_v consecutive ones per head; d_v may differ
+            from d_k.
         w_o: projection of the concatenated heads back to d_hidden.
         heads: number of heads.
         mask: additive (0 = may attend, `-inf` = may not), broadcast to `(*batch, heads, queries, keys)`. None
@@ -166,7 +168,7 @@ def attention_parameter_count(
 def sinusoidal_positions(seq: int, d_hidden: int, base: float = 10000.0) -> Float[Tensor, "seq d_hidden"]:
     """Returns the position vectors of the original transformer, float32 (Vaswani et al. 2017, sec. 3.5).
 
-    Column 2i holds sin(position / base^(2i/d_hidden)), column 2i + 1 the cosine of the same angle.
+    Column `2 * i` holds the sine of `position / base ** (2 * i / d_hidden)`, column `2 * i + 1` the cosine.
 
     Args:
         seq: number of positions, counted from 0.
@@ -187,7 +189,7 @@ def sinusoidal_positions(seq: int, d_hidden: int, base: float = 10000.0) -> Floa
 def apply_rope(
     x: Float[Tensor, "*batch seq head_dim"], positions: Int[Tensor, "..."], base: float = 10000.0
 ) -> Float[Tensor, "*batch seq head_dim"]:
-    """Rotates columns (2i, 2i + 1) by the angle position / base^(2i/head_dim) (RoFormer, eq. 34).
+    """Rotates columns `(2 * i, 2 * i + 1)` by `position / base ** (2 * i / head_dim)` (RoFormer, eq. 34).
 
     The dot product of two rotated vectors depends on their positions through the distance alone.
 
@@ -265,8 +267,8 @@ def decoder_logits(
 def decoder_flops(seq: int, layers: int, d_hidden: int, d_ff: int, vocab: int) -> int:
     """Counts the multiplications and additions in the matrix products of one forward pass of one sequence.
 
-    A product of (m, k) and (k, n) costs 2mkn. Heads together are d_hidden wide. The scores are counted
-    whole, as a plain matrix product computes them, the masked half included.
+    A product of `(m, k)` and `(k, n)` costs `2 * m * k * n`. Heads together are d_hidden wide. The scores are
+    counted whole, as a plain matrix product computes them, the masked half included.
 
     Args:
         seq: tokens of the sequence.
@@ -284,7 +286,7 @@ def decoder_flops(seq: int, layers: int, d_hidden: int, d_ff: int, vocab: int) -
 def random_decoder(
     vocab: int, layers: int, d_hidden: int, d_ff: int, generator: torch.Generator
 ) -> DecoderWeights:
-    """Draws the weights of an untrained decoder, normal with variance 1/inputs: activations of order one.
+    """Draws the weights of an untrained decoder, normal with variance `1 / inputs`: activations of order one.
 
     Args:
         vocab: number of tokens.

@@ -51,8 +51,8 @@ class ModelCache:
     ) -> tuple[Float[Tensor, "... length _"], ...]:
         """Stores the rows of new tokens behind those that a layer holds, and returns all its rows so far.
 
-        Room for max_seq tokens is allocated when a layer gets its first rows, each in its own dtype, on its device,
-        and is kept; nothing else is. Every token's rows are stored once.
+        Room for max_seq tokens is allocated when a layer gets its first rows, each in its own dtype, on its
+        device, and is kept; nothing else is. Every token's rows are stored once.
 
         Args:
             layer: 0 is the first.
@@ -90,7 +90,8 @@ def attention_step(
 
     Project to queries, keys and values; split into heads; RMSNorm over head_dim, with epsilon 1e-5, on each
     head's queries (scale `q_norm`) and keys (scale `k_norm`); rotate both by their positions in the text;
-    store keys and values; attend causally with scale `1 / sqrt(head_dim)`; merge the heads; project with `w_o`.
+    store keys and values; attend causally with scale `1 / sqrt(head_dim)`; merge the heads; project with
+    `w_o`.
 
     Args:
         x: rows of the new tokens, behind the layer's first norm (`norm1` is not applied here).
@@ -115,8 +116,8 @@ def latent_factors(
 ) -> tuple[Float[Tensor, "d_hidden {d_c}"], Float[Tensor, "{d_c} width"], Float[Tensor, "{d_c} width"]]:
     """Factors a layer's key and value projections through one latent (as in DeepSeek-V2, eqs. 9 to 11).
 
-    Both projections read the same row, so that they are one matrix `[w_k | w_v]` of `2 * width` columns. Its best
-    approximation of rank d_c is `w_dkv @ [w_uk | w_uv]`.
+    Both projections read the same row, so that they are one matrix `[w_k | w_v]` of `2 * width` columns. Its
+    best approximation of rank d_c is `w_dkv @ [w_uk | w_uv]`.
 
     Args:
         w_k: projection to the keys of all heads.
@@ -153,9 +154,9 @@ def latent_attention_step(
             0, 1, ... of all tokens.
         index: which layer of the cache this is.
 
-    Cost per row of the batch, with `width = heads * head_dim`: `2 * new * d_hidden * (2 * width + d_c)` FLOPs for
-    queries, latents and output of the new tokens, at most `4 * keys * d_c * width` for keys and values of all tokens,
-    and `4 * new * keys * width` for scores and mixing. Latents are computed for new tokens only.
+    Cost per row of the batch, with `width = heads * head_dim`: `2 * new * d_hidden * (2 * width + d_c)` FLOPs
+    for queries, latents and output of the new tokens, at most `4 * keys * d_c * width` for keys and values of
+    all tokens, and `4 * new * keys * width` for scores and mixing. Latents are computed for new tokens only.
     """
     past = cache.length
     q = rope_at(_rms_norm(split_heads(x @ layer.w_q, heads), layer.q_norm), past)
@@ -171,8 +172,8 @@ def decoder_step(
 ) -> Float[Tensor, "batch vocab"]:
     """Pushes new tokens through the whole model and returns the logits of the token that follows the last.
 
-    Embed; in every layer add `attention(norm1(x))` and then `gelu(norm2(x) @ w_up) @ w_down` to `x`; norm; multiply
-    with the transposed embedding. All norms are RMSNorm with epsilon 1e-5, GELU is exact.
+    Embed; in every layer add `attention(norm1(x))` and then `gelu(norm2(x) @ w_up) @ w_down` to `x`; norm;
+    multiply with the transposed embedding. All norms are RMSNorm with epsilon 1e-5, GELU is exact.
 
     Args:
         weights: the model's; a layer of kind `LatentLayerWeights` attends by `latent_attention_step`, one of
@@ -180,8 +181,9 @@ def decoder_step(
         ids: the new tokens, which continue the text in the cache: a prompt, a chunk, or one token.
         cache: as in `attention_step`.
 
-    Cost per row of the batch: for each layer that of its attention and `4 * new * d_hidden * d_ff` FLOPs of the
-    feed-forward network, and `2 * d_hidden * vocab` for the logits, which are computed for the last token only.
+    Cost per row of the batch: for each layer that of its attention and `4 * new * d_hidden * d_ff` FLOPs of
+    the feed-forward network, and `2 * d_hidden * vocab` for the logits, which are computed for the last token
+    only.
     """
     x = weights.embedding[ids]  # (batch, new, d_hidden)
     for index, layer in enumerate(weights.layers):
@@ -203,8 +205,8 @@ def generate_text(
 ) -> Int[Tensor, "batch longer"]:
     """Continues each row, pushing every token through the model at most once.
 
-    The prompt is read in one step (prefill), then one token per step: `prompt + new - 1` tokens per row in all,
-    since the last token written is never read.
+    The prompt is read in one step (prefill), then one token per step: `prompt + new - 1` tokens per row in
+    all, since the last token written is never read.
 
     Args:
         weights: the model's, with layers of either kind.
@@ -250,7 +252,8 @@ def generate_text(
 def with_latents(weights: ModelWeights, d_c: int) -> ModelWeights:
     """Rewrites every layer of a model to cache one latent of width d_c in the place of keys and values.
 
-    At `d_c = d_hidden` nothing is lost; below, each layer's projections are the best approximation of rank d_c.
+    At `d_c = d_hidden` nothing is lost; below, each layer's projections are the best approximation of rank
+    d_c.
 
     Args:
         weights: a model with layers of kind `LayerWeights`.
@@ -304,10 +307,10 @@ def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
 
 
 def least_flops(weights: ModelWeights, prompt: int, new: int, distinct: int | None = None) -> int:
-    """Counts the fewest FLOPs with which a row is known to be generated; fewer means that some were not counted.
+    """Counts the fewest FLOPs that are known to generate a row; fewer means that some were not counted.
 
-    - In every layer each token that is pushed needs its keys and values, or its latent. The rest of the layer it
-      needs in all layers but the last: there only the row that gives the next token does, one per step.
+    - In every layer each token that is pushed needs its keys and values, or its latent. The rest of the layer
+      it needs in all layers but the last: there only the row that gives the next token does, one per step.
     - In the first layer a token's projections do not depend on where it stands: equal tokens can share them.
     - With latents all keys are expanded anew in every step, since nothing else is kept; values are expanded or
       absorbed, whichever costs less.

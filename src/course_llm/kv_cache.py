@@ -113,16 +113,16 @@ class KVCache:
     ]:
         """Stores the new rows and returns the keys and values of all tokens so far, the new ones included.
 
-        The rows are copied in: changing k or v afterwards does not change the cache. What was returned keeps its
-        values while the cache grows (until `reset`), and is meant for reading.
+        The rows are copied in: changing k or v afterwards does not change the cache. What was returned keeps
+        its values while the cache grows (until `reset`), and is meant for reading.
 
         Args:
             k: keys of the new tokens, one row or a chunk.
             v: their values.
 
         Raises:
-            ValueError: the new rows do not fit into max_seq, or (optional in the exercise) have another shape, dtype
-                or device. Nothing is stored then, and length stays.
+            ValueError: the new rows do not fit into max_seq, or (optional in the exercise) have another
+                shape, dtype or device. Nothing is stored then, and length stays.
         """
         batch, kv_heads, max_seq, head_dim = self._keys.shape
         _refuse_foreign_rows("KVCache.update", k, v, (batch, kv_heads, -1, head_dim), self._keys)
@@ -169,7 +169,8 @@ def generate_cached(
     """Continues each row greedily, pushing every token through the model at most once.
 
     The first call reads the prompt (prefill), each later one only the newest token of each row:
-    `prompt + new - 1` tokens per row in all, since the last token written is never read. Ties go to the lower token id.
+    `prompt + new - 1` tokens per row in all, since the last token written is never read. Ties go to the lower
+    token id.
 
     Args:
         model: `model(ids, cache)` reads `(batch, new)` token ids that continue the text behind `cache` (None
@@ -224,9 +225,9 @@ def decode_intensity(
 ) -> tuple[int | float, int | float, float]:
     """Counts one decode step: FLOPs, bytes read from memory, and FLOPs per byte (Williams et al. 2009).
 
-    With `d = heads * head_dim` a layer has `w = 2 * d**2 + 2 * d * kv_heads * head_dim + 2 * d * d_ff` weights.
-    A step of one new token per sequence costs `batch * layers * (2 * w + 4 * seq * d)` FLOPs. It reads the
-    weights once and each sequence's keys and values, which are
+    With `d = heads * head_dim` a layer has `w = 2 * d**2 + 2 * d * kv_heads * head_dim + 2 * d * d_ff`
+    weights. A step of one new token per sequence costs `batch * layers * (2 * w + 4 * seq * d)` FLOPs. It
+    reads the weights once and each sequence's keys and values, which are
     `bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)` bytes.
 
     Args:
@@ -253,8 +254,8 @@ def forward_flops(
 ) -> int:
     """Counts the FLOPs of pushing `new` tokens per sequence through the layers, with `seq` tokens in sight.
 
-    `new = seq` is a prefill (or a pass without a cache), `new = 1` a decode step as in `decode_intensity`. Scores
-    are counted in full, hidden ones too, as matrix products compute them.
+    `new = seq` is a prefill (or a pass without a cache), `new = 1` a decode step as in `decode_intensity`.
+    Scores are counted in full, hidden ones too, as matrix products compute them.
 
     Args:
         batch: sequences.
@@ -276,8 +277,8 @@ def kv_cache_bytes(
 ) -> int | float:
     """Returns the size of the KV cache, `2 * layers * kv_heads * head_dim * batch * seq` numbers, in bytes.
 
-    The 2 is for keys and values. With `kv_heads * head_dim = d_hidden` and two bytes per number (FP16) this is
-    the common `2 * 2 * batch * seq * layers * d_hidden`.
+    The 2 is for keys and values. With `kv_heads * head_dim = d_hidden` and two bytes per number (FP16) this
+    is the common `2 * 2 * batch * seq * layers * d_hidden`.
 
     Args:
         batch: sequences.
@@ -307,7 +308,8 @@ def grouped_query_attention(
         v: their values.
 
     Raises:
-        ValueError: kv_heads does not divide heads, or there are more queries than keys (optional in the exercise).
+        ValueError: kv_heads does not divide heads, or there are more queries than keys (optional in the
+            exercise).
 
     Numerics: the softmax runs in float32 for half-precision inputs.
     """
@@ -332,7 +334,7 @@ def mha_to_gqa(w: Float[Tensor, "d_in width"], heads: int, kv_heads: int) -> Flo
     becomes one, their mean.
 
     Args:
-        w: projection with heads * head_dim columns.
+        w: projection with `heads * head_dim` columns.
         heads: heads it has.
         kv_heads: heads to be left; divides heads.
 
@@ -403,8 +405,8 @@ class RollingKVCache:
             v: their values.
 
         Returns:
-            `(keys, values, positions)`; the int64 positions are those in the whole text, whose first token has
-            position 0.
+            `(keys, values, positions)`; the int64 positions are those in the whole text, whose first token
+            has position 0.
 
         Raises:
             ValueError: rows of another shape, dtype or device (optional in the exercise).
@@ -514,8 +516,8 @@ class PagedKVCache:
             v: their values.
 
         Raises:
-            ValueError: fewer pages are free than the new rows need, or (optional in the exercise) rows have another
-                shape, dtype or device. Nothing is stored then, no page is taken.
+            ValueError: fewer pages are free than the new rows need, or (optional in the exercise) rows have
+                another shape, dtype or device. Nothing is stored then, no page is taken.
         """
         _, page_size, kv_heads, head_dim = self._keys.shape
         _refuse_foreign_rows("PagedKVCache.append", k, v, (kv_heads, -1, head_dim), self._keys)

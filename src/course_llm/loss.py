@@ -167,8 +167,8 @@ def free_running_predictions(
         ids: the true token ids; only the first `prompt_length` of each row are read.
         prompt_length: number of true tokens at the start, from 1 to seq.
 
-    Entry t is the arg-max after the inputs up to t. From `t = prompt_length` on, the input at t is entry `t - 1`.
-    Ties go to the lower id.
+    Entry t is the arg-max after the inputs up to t. From `t = prompt_length` on, the input at t is entry
+    `t - 1`. Ties go to the lower id.
 
     Raises:
         ValueError: prompt_length is below 1 or above seq (optional in the exercise).

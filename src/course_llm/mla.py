@@ -127,9 +127,9 @@ def latent_attention_absorbed(
 ) -> Float[Tensor, "batch queries d_hidden"]:
     """Attends in the latent space, without building a key or a value (DeepSeek-V2, section 2.1.2).
 
-    For each head `(q @ w_uk.T) @ c.T` replaces `q @ (c @ w_uk).T`, and `(a @ c) @ w_uv` replaces `a @ (c @ w_uv)`,
-    where `a` are the attention weights. The result equals that of the expanded form; the cost per cached token no
-    longer holds a matrix product with `w_uk` or `w_uv`.
+    For each head `(q @ w_uk.T) @ c.T` replaces `q @ (c @ w_uk).T`, and `(a @ c) @ w_uv` replaces
+    `a @ (c @ w_uv)`, where `a` are the attention weights. The result equals that of the expanded form; the
+    cost per cached token no longer holds a matrix product with `w_uk` or `w_uv`.
 
     Args:
         h: the last hidden rows of the sequence: all of them, a chunk, or one.
@@ -218,8 +218,8 @@ class LatentCache:
             `(c, k_r)` of every token held, oldest first.
 
         Raises:
-            ValueError: more than max_seq tokens would be held, or (optional in the exercise) rows have another shape,
-                dtype or device; nothing is changed then.
+            ValueError: more than max_seq tokens would be held, or (optional in the exercise) rows have
+                another shape, dtype or device; nothing is changed then.
         """
         new = c.shape[1]
         for name, rows, buffer in (("c", c, self.c), ("k_r", k_r, self.k_r)):

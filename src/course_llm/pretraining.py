@@ -1,9 +1,9 @@
 """Pretraining: from a pile of text to a model that predicts the next token.
 
-Text becomes tokens (`train_bpe`, `bpe_encode`), tokens become rows of one length (`pack`, `random_batch`), and
-a loop turns rows into a model: a learning rate that rises and falls, AdamW, a bound on the gradient's norm,
-gradients summed over microbatches, checkpoints to resume from (`pretrain` puts them together). The last part
-counts: parameters, FLOPs, and how the loss falls with both, so that a budget can be spent well.
+Text becomes tokens (`train_bpe`, `bpe_encode`), tokens become rows of one length (`pack`, `random_batch`),
+and a loop turns rows into a model: a learning rate that rises and falls, AdamW, a bound on the gradient's
+norm, gradients summed over microbatches, checkpoints to resume from (`pretrain` puts them together). The last
+part counts: parameters, FLOPs, and how the loss falls with both, so that a budget can be spent well.
 """
 
 import math
@@ -25,11 +25,12 @@ def train_bpe(word_counts: dict[str, int], merges: int) -> list[tuple[bytes, byt
     """Learns byte-pair merges (Sennrich et al., arXiv 1508.07909) and returns them in the order learned.
 
     Args:
-        word_counts: how often each word occurs in the text. A word is its UTF-8 bytes; pairs never cross words.
+        word_counts: how often each word occurs in the text. A word is its UTF-8 bytes; pairs never cross
+            words.
         merges: how many merges to learn; fewer come back when no pair is left.
 
-    Each step joins the most frequent pair of neighbours everywhere, from left to right and without overlap. Ties
-    go to the pair that sorts first.
+    Each step joins the most frequent pair of neighbours everywhere, from left to right and without overlap.
+    Ties go to the pair that sorts first.
 
     Raises:
         ValueError: merges is negative.
@@ -87,7 +88,8 @@ def pack(
 
     Args:
         documents: token ids of each document; no end of text has been added to them.
-        eos_id: the token put after each document; it belongs to that document, which may hold it elsewhere, too.
+        eos_id: the token put after each document; it belongs to that document, which may hold it elsewhere,
+            too.
         block: tokens per row, at least 1.
 
     Rows start `block` tokens apart. A target is the token that follows its input in the stream, so the last
@@ -223,8 +225,8 @@ def accumulate_gradients(
 
     Args:
         model: token ids `(batch, seq)` to logits `(batch, seq, vocab)`. Its old gradients are cleared.
-        microbatches: pairs `(inputs, targets)` of shape `(batch, seq)`, of unequal sizes; targets of `-100` do not
-            count. At least one target counts.
+        microbatches: pairs `(inputs, targets)` of shape `(batch, seq)`, of unequal sizes; targets of `-100`
+            do not count. At least one target counts.
 
     The microbatches go forward and backward one after the other, so that only one is in memory. The loss is
     0-d and detached.
@@ -379,8 +381,8 @@ def fit_chinchilla(
         tokens: D of each run, above 0.
         loss: the final loss of each run, above 0; at least five runs.
 
-    Minimises the Huber loss (`delta = 1e-3`) of log L predicted minus log L measured, so that single odd runs count
-    little. A coarse grid over the exponents gives the start, L-BFGS the rest.
+    Minimises the Huber loss (`delta = 1e-3`) of log L predicted minus log L measured, so that single odd runs
+    count little. A coarse grid over the exponents gives the start, L-BFGS the rest.
 
     Raises:
         ValueError: there are fewer than five runs, or a value is not above 0.
