@@ -5,11 +5,12 @@
 # top-p and min-p, sampling, greedy search and beam search, a penalty and a measure for repetition, and the acceptance
 # step of speculative decoding.
 #
-# Some things hold everywhere. `probs` and `logits` may have any number of batch dimensions where the signature says
-# `*batch`; the vocabulary is the last axis. When tokens tie, the **lower token id** wins. Results keep the dtype of their
-# input, and inputs are never changed in place. Gradients flow from every float tensor that you return to the float tensors
-# that came in (but not at temperature 0): compute with tensors, because `.tolist()`, `.item()` and NumPy cut the gradient.
-# You may use your own functions from above in later exercises.
+# Some things hold everywhere. Where the signature says `*batch`, `probs` and `logits` may have any number of batch
+# dimensions, or none: a single row has the shape `(vocab,)`. The vocabulary is the last axis. When tokens tie, the
+# **lower token id** wins. Results keep the dtype of their input, and inputs are never changed in place. Gradients flow
+# from every float tensor that you return to the float tensors that came in (but not at temperature 0): compute with
+# tensors, because `.tolist()`, `.item()` and NumPy cut the gradient. You may use your own functions from above in later
+# exercises.
 #
 # A language model is seen from outside, as a function `next_logits`: token ids `(batch, seq)` go in, the logits
 # `(batch, vocab)` of the next token come out. It has no memory, so it needs the whole text at every call. Token ids are
@@ -141,7 +142,7 @@ def sampling_distribution(logits, temperature=1.0, top_k=None, top_p=None):
 # ## Drawing a token from a uniform number
 #
 # **Given** probabilities `(batch, vocab)` and one number $0 \le u < 1$ per row, **return** one token id per row: the first whose
-# cumulative sum **exceeds** $u$. Token $i$ so owns the interval from the mass of the ids below it, included, to that mass
+# cumulative sum **exceeds** $u$. So token $i$ owns the interval from the mass of the ids below it, included, to that mass
 # plus its own probability, excluded.
 #
 # - A token of probability 0 is never returned.
@@ -378,7 +379,7 @@ def min_p_filter(probs, min_p):
 # target model has computed its own distributions at the same places and at the one behind them: `target_probs`
 # `(n + 1, vocab)`. `u` holds one uniform number per draft. Decide how many drafts to accept, and where the next token comes from.
 #
-# - With $p_i$ and $q_i$ the target's and the draft's probability of the drafted token: accept draft $i$ while
+# - With $p_i$ and $q_i$ the target's and the draft's probability of the drafted token: accept draft $i$ if
 #   $u_i < \min(1, p_i / q_i)$. At the first rejection stop; nothing behind it counts.
 # - At a rejection the next token's distribution is the residual of that row: $\max(0, \text{target} - \text{draft})$, divided
 #   by its sum. When all drafts are accepted, it is the last row of `target_probs`.

@@ -4,7 +4,7 @@ A language model answers one question: how likely is each token of the vocabular
 rule turns that answer into a token, appends it, and asks again. Greedy search and beam search look for a
 probable text; sampling draws from the distribution, after temperature has reshaped it and top-k, top-p or
 min-p have cut off its tail. The end of the chapter measures repetition, discourages it, and lets a small
-model draft tokens for a large one without changing what is sampled.
+model draft tokens for a large one without changing the distribution of the text.
 
 Here a model is seen from outside, as `next_logits`: token ids `(batch, seq)` go in, the logits
 `(batch, vocab)` of the next token come out. Ties go to the lower token id everywhere.
@@ -31,7 +31,7 @@ def _renormalise(probs: Tensor, keep: Tensor) -> Tensor:
 def softmax_with_temperature(
     logits: Float[Tensor, "*batch vocab"], temperature: float
 ) -> Float[Tensor, "*batch vocab"]:
-    """Returns softmax(logits / temperature) (Ackley et al. 1985).
+    """Returns `softmax(logits / temperature)` (Ackley et al. 1985).
 
     Below 1 the distribution sharpens, above 1 it flattens. Temperature 0 is the limit: all mass on the most
     probable token, the lowest id among equals. The softmax runs in float32 for half precision.
@@ -133,7 +133,8 @@ def sample_from_uniform(
     """Returns the token ids where the cumulative sum first exceeds u (inverse transform sampling).
 
     Token i owns the interval from P(ids < i), included, to P(ids <= i), excluded, so a token of probability 0
-    is never drawn. Where rounding leaves the total at or below u, the last token of positive probability is drawn.
+    is never drawn. Where rounding leaves the total at or below u, the last token of positive probability is
+    drawn.
 
     Args:
         probs: each row sums to 1.
@@ -235,7 +236,7 @@ def beam_search(
 
     Each step extends every live hypothesis by every token and takes the `beams` most probable. Those that
     end in EOS are set aside as finished, the others live on; at the end the finished ones and those cut off
-    at `max_new_tokens` are ranked together. The score is sum(log p) / length**length_penalty, where both sum
+    at `max_new_tokens` are ranked together. The score is `sum(log p) / length**length_penalty`, where both sum
     and length include the EOS. One beam gives the greedy text up to its EOS. Sums run in float32 at least.
 
     Args:
@@ -349,10 +350,10 @@ def speculative_accept(
 ) -> tuple[int, Float[Tensor, " vocab"]]:
     """Returns the accepted count and the next token's distribution (Leviathan et al. 2023, algorithm 1).
 
-    With p and q the target's and the draft's probability of the drafted token, draft i is accepted while
-    u[i] < min(1, p / q). At the first rejection the next token comes from the residual of that row:
-    max(0, target - draft), scaled to sum to 1. When all drafts are accepted it comes from the last target
-    row. Tokens obtained so follow the target distribution exactly.
+    With p and q the target's and the draft's probability of the drafted token, draft i is accepted if
+    `u[i] < min(1, p / q)`. At the first rejection the next token comes from the residual of that row:
+    `max(0, target - draft)`, scaled to sum to 1. When all drafts are accepted it comes from the last target
+    row. Tokens obtained in this way follow the target distribution exactly.
 
     Args:
         target_probs: rows of the large model, one more than there are drafts.

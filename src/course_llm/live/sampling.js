@@ -149,7 +149,8 @@ export default {
         for (const [name, probs] of [["before", before], ["after", after]]) {
           row[name].textContent = probs[i].toFixed(3);
           row[name].dataset.value = probs[i];
-          row[`${name}Bar`].style.width = `${100 * probs[i]}%`;
+          // one scale for both columns, however wide their cells are
+          row[`${name}Bar`].style.width = `calc(${probs[i].toFixed(6)} * min(8rem, 17vw))`;
         }
         row.count.textContent = counts[i];
         row.node.className = after[i] === 0 ? "off" : "";
@@ -174,7 +175,7 @@ export default {
         slider("top_k", "top-k", 1, get("tokens").length, 1, 0),
         slider("top_p", "top-p", 0.05, 1, 0.01, 2)),
       make("div", { class: "scroll" }, make("table", {},
-        make("thead", {}, make("tr", {}, ...["token", "logit", "softmax", "after top-k, top-p", "drawn"].map(
+        make("thead", {}, make("tr", {}, ...["token", "logit", "softmax", "kept", "drawn"].map(
           (name) => make("th", { scope: "col" }, name)))),
         make("tbody", {}, ...rows.map((row) => row.node)))),
       make("div", { class: "buttons" },
