@@ -13,8 +13,8 @@
 # documents and prefixes. At the end you write the test that tells whether a model cheats.
 #
 # Two forms of a mask occur. A **boolean** mask says `True` where a query may attend to a key. An **additive** mask says `0`
-# there and `-inf` where it may not; it is added to the scores before the softmax. In both, row i is the query (the token
-# that looks) and column j is the key (the token that is looked at). Positions start at 0.
+# there and `-inf` where it may not; it is added to the scores before the softmax. In both, row $i$ is the query (the token
+# that looks) and column $j$ is the key (the token that is looked at). Positions start at 0.
 #
 # In the shapes, `...` or `*batch` stands for any number of batch dimensions, none included. No function changes its
 # arguments in place.
@@ -25,7 +25,7 @@
 # **Given** the number of tokens `n` and a floating-point `dtype`, **return** the additive causal mask, a tensor of shape
 # `(n, n)` and of that dtype.
 #
-# **Rule.** Entry (i, j) is `0` if j ≤ i (the current or an earlier token) and `-inf` if j > i (a later one). Use a true
+# **Rule.** Entry $(i, j)$ is `0` if $j \le i$ (the current or an earlier token) and `-inf` if $j > i$ (a later one). Use a true
 # `-inf`, `float("-inf")`, in every dtype; float16 and bfloat16 have one, too.
 #
 # **Example.** `causal_mask(3)` is
@@ -61,7 +61,8 @@ def causal_mask(n, dtype=torch.float32):
 # - Each row is the softmax of `scores + mask` over its keys (the last axis).
 # - A masked weight is exactly 0.
 # - A row in which *every* key is masked is all 0, and the gradient with respect to its scores is 0, not NaN.
-# - Scores as large as ±1e4 neither overflow nor underflow, also when the largest belongs to a masked key.
+# - Scores may be as large as ±1e4: no weight is NaN, and the weights of each row with an open key sum to 1, also when the
+#   largest score belongs to a masked key.
 # - Gradients flow to `scores`.
 #
 # **Example.** Scores `[0, log 3, 5]` with the mask `[0, 0, -inf]` give `[0.25, 0.75, 0]`. The mask
@@ -92,7 +93,7 @@ def masked_softmax(scores, mask):
 # **Given** queries `q`, keys `k` and values `v`, each `(..., seq, d)`, **return** the output of masked self-attention,
 # `(..., seq, d)`, in their dtype.
 #
-# **Rule.** $\mathrm{softmax}(q k^\top / \sqrt{d} + M)\, v$, where $M$ is the causal mask: output i is a weighted mean of the values 0 to i. Output i has
+# **Rule.** $\mathrm{softmax}(q k^\top / \sqrt{d} + M)\, v$, where $M$ is the causal mask: output $i$ is a weighted mean of the values 0 to $i$. Output $i$ has
 # exactly zero gradient with respect to every later position. You may use your functions from above.
 #
 # **Example.** If all queries are 0, all scores are equal and each output is the mean of the values so far: the values
@@ -142,9 +143,9 @@ def causal_mask_with_past(queries, keys):
 
 
 # %% [markdown] hints="causal_mask_with_past"
-# 1. At which position of the whole sequence does query 0 stand, when the last query stands at keys - 1?
-# 2. Query i stands at position keys - queries + i. It sees every key up to there.
-# 3. `torch.tril` takes a `diagonal` argument: keys - queries moves the triangle to the right.
+# 1. At which position of the whole sequence does query 0 stand, when the last query stands at `keys - 1`?
+# 2. Query $i$ stands at position `keys - queries + i`. It sees every key up to there.
+# 3. `torch.tril` takes a `diagonal` argument: `keys - queries` moves the triangle to the right.
 
 # %% [markdown] exercise="padding_mask" points=3 minutes=10
 # ## Padding mask
@@ -154,7 +155,7 @@ def causal_mask_with_past(queries, keys):
 # **Given** `lengths`, an integer tensor of shape `(batch,)` with values from 0 to `seq`, and the padded length `seq`, **return** a boolean tensor
 # of shape `(batch, seq)`.
 #
-# **Rule.** Row b is `True` on the first `lengths[b]` positions, the real tokens, and `False` on the padding.
+# **Rule.** Row $b$ is `True` on the first `lengths[b]` positions, the real tokens, and `False` on the padding.
 #
 # **Example.** `padding_mask(torch.tensor([2, 3]), 4)`, with x for True:
 #
@@ -171,7 +172,7 @@ def padding_mask(lengths, seq):
 
 
 # %% [markdown] hints="padding_mask"
-# 1. Compare positions 0, 1, …, seq - 1 with the length of each row.
+# 1. Compare positions 0, 1, …, `seq - 1` with the length of each row.
 # 2. `torch.arange(seq)` is a row of positions; `lengths[:, None]` is a column of lengths. Comparing a row with a column broadcasts to (batch, seq).
 # 3. The last real token of a text of length 2 stands at position 1: use `<`.
 
@@ -212,8 +213,8 @@ def causal_padding_mask(real):
 #
 # **Given** the number of tokens `n` and a `window`, **return** a boolean mask of shape `(n, n)`.
 #
-# **Rule.** Each token sees itself and the window - 1 tokens before it, so `window` tokens in all (fewer at the start of the text), and
-# nothing that comes later. A window of n or more is the plain causal mask. If the window is below 1, raise a `ValueError`
+# **Rule.** Each token sees itself and the `window - 1` tokens before it, so `window` tokens in all (fewer at the start of the text), and
+# nothing that comes later. A window of `n` or more is the plain causal mask. If the window is below 1, raise a `ValueError`
 # with a message that says so.
 #
 # **Example.** `sliding_window_mask(4, 2)`, with x for True:
@@ -279,10 +280,10 @@ def document_mask(document_ids):
 #
 # A question may be read as a whole before the answer is written token by token.
 #
-# **Given** the number of tokens `n` and the length `prefix` of the prefix, from 0 to n, **return** a boolean mask of shape `(n, n)`.
+# **Given** the number of tokens `n` and the length `prefix` of the prefix, from 0 to `n`, **return** a boolean mask of shape `(n, n)`.
 #
 # **Rule.** The first `prefix` tokens see each other whole, in both directions, and nothing after the prefix. Every later token sees itself and
-# everything before it. With a prefix of 0 the mask is plain causal, with a prefix of n it is all `True`.
+# everything before it. With a prefix of 0 the mask is plain causal, with a prefix of `n` it is all `True`.
 #
 # **Example.** `prefix_lm_mask(4, 2)`, with x for True:
 #
@@ -314,15 +315,15 @@ def prefix_lm_mask(n, prefix):
 # **Given** `model`, a function from token ids `(batch, seq)` to logits `(batch, seq, vocab)`, and `ids`, one text of shape `(1, seq)`, **return** a
 # boolean tensor of shape `(seq, seq)`.
 #
-# **Rule.** Entry (i, j) is `True` if j > i and there is some other token of the vocabulary which, put at position j, changes
-# the logits at position i: at least one of the logits moves by more than 1e-6, up or down. All other tokens stay as they are. Try
+# **Rule.** Entry $(i, j)$ is `True` if $j > i$ and there is some other token of the vocabulary which, put at position $j$, changes
+# the logits at position $i$: at least one of the logits moves by more than 1e-6, up or down. All other tokens stay as they are. Try
 # every other token: a model may react to a single one. On and below the diagonal every entry is `False`: reading its
 # own token and earlier ones is what a model is for.
 #
-# The vocabulary is 0, 1, …, vocab - 1; its size is the last axis of the logits. Each row of a batch is computed on its own, so you may
+# The vocabulary is 0, 1, …, `vocab - 1`; its size is the last axis of the logits. Each row of a batch is computed on its own, so you may
 # try tokens one by one or several at once. Do not change `ids`.
 #
-# **Example.** A model that reads only the current token has no leak. A model whose output i reads tokens 0 to i + 1 gives, for
+# **Example.** A model that reads only the current token has no leak. A model whose output $i$ reads tokens 0 to $i + 1$ gives, for
 # three tokens, with x for True:
 #
 #     . x .
@@ -349,6 +350,6 @@ def find_leaks(model, ids):
 
 # %% [markdown] hints="find_leaks"
 # 1. Run the model on the text, then on copies of the text that differ in one token, and compare the logits.
-# 2. Two loops: over the position j that is changed and over the token that is put there. `ids.clone()` makes the copy.
-# 3. `(after - before).abs() > 1e-6` says which logits moved; `.any(-1)` says at which positions i one did. Only rows i < j count.
-# 4. Several tokens may be tried at one j: collect what they find with `leaks[:j, j] |= ...`.
+# 2. Two loops: over the position $j$ that is changed and over the token that is put there. `ids.clone()` makes the copy.
+# 3. `(after - before).abs() > 1e-6` says which logits moved; `.any(-1)` says at which positions $i$ one did. Only rows $i < j$ count.
+# 4. Several tokens may be tried at one $j$: collect what they find with `leaks[:j, j] |= ...`.

@@ -37,7 +37,7 @@ TOPICS = [
     ("what temperature and truncation each decide", "decoding", "combining", ["how peaked|shape|reshapes", "tail"]),
     ("chat interfaces offer both", "decoding", "combining", ["temperature", "top_p", "separate|independent"]),
     # ---- masking ----
-    ("seeing the future makes the loss low and teaches nothing", "masking", "leakage", ["leakage", "low loss", "parallel", "learnt nothing"]),
+    ("seeing the future makes the loss low and teaches nothing", "masking", "leakage", ["leakage", "low loss", "parallel", "learned nothing"]),
     ("what a leak does to the loss", "masking", "leak-and-loss", ["leak", "loss"]),
     ("the mask is added before the softmax", "masking", "mask-matrix", [r"-\\infty", "add"]),
     ("the mask matrix, entry by entry", "masking", "mask-matrix", [r"j \\le i", r"j > i|j \\gt i", "query|row", "key|column"]),

@@ -3,9 +3,9 @@
 A text of n tokens holds n - 1 questions: what follows the first token, what follows the first two, and so
 on. A transformer answers them all in one pass, but plain attention lets position i read token i + 1, which is
 the answer. A mask forbids it. A boolean mask says True where a query may attend to a key, as torch's
-`scaled_dot_product_attention` does; an additive mask says 0 there and -inf elsewhere and is added to the
-scores before the softmax. `find_leaks` proves the point: it asks a model, seen from outside, which outputs
-depend on later tokens.
+`scaled_dot_product_attention` does; an additive mask says 0 there and `-inf` elsewhere and is added to the
+scores before the softmax. `find_leaks` puts a model to the test: it finds, from outside, which outputs depend
+on later tokens.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def causal_mask(n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n n"]:
-    """Builds the additive mask that hides the future: 0 where key j <= query i, `-inf` where j > i.
+    """Builds the additive mask that hides the future: 0 where key `j <= i`, `-inf` where `j > i`.
 
     Rows are queries, columns are keys. The diagonal is allowed: a token may attend to itself.
 
@@ -31,7 +31,7 @@ def causal_mask(n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n 
     _require_at_least("causal_mask", "n", n, 1)
     if not dtype.is_floating_point:
         raise ValueError(f"causal_mask needs a floating-point dtype (-inf must exist), got dtype={dtype}")
-    # a true -inf, not -1e9: that number does not exist in float16, and its weight is only almost 0
+    # a true -inf, not -1e9: a row of -1e9 attends to its masked keys, and float16 has no such number
     return torch.full((n, n), -math.inf, dtype=dtype).triu(diagonal=1)
 
 
@@ -64,7 +64,7 @@ def masked_softmax(
 def causal_self_attention(
     q: Float[Tensor, "*batch seq d"], k: Float[Tensor, "*batch seq d"], v: Float[Tensor, "*batch seq d"]
 ) -> Float[Tensor, "*batch seq d"]:
-    """Attends to the current and to earlier tokens only: softmax(q k^T / sqrt(d) + M) v.
+    """Attends to the current and to earlier tokens only: `softmax(q @ k.T / sqrt(d) + M) @ v`.
 
     M is `causal_mask`. Output i depends on q[i] and on k and v up to position i; its gradient with respect to
     every later position is exactly 0.

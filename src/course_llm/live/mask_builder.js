@@ -15,6 +15,7 @@ const DEFAULTS = {
   "window": 3,
   "prefix": 4,
   "real": 4,
+  "queries": 2,
   "first_document": 4,
   "view": "weights"
 };
@@ -23,6 +24,7 @@ const DEFAULTS = {
 const KINDS = {
   "none": { name: "no mask (encoder)", allows: () => true },
   "causal": { name: "causal", allows: (i, j) => j <= i },
+  "past": { name: "new tokens with a past", slider: "queries", allows: (i, j) => j <= i }, // only the last rows ask
   "window": { name: "sliding window", slider: "window", allows: (i, j, s) => j <= i && i - j < s.window },
   "prefix": { name: "prefix", slider: "prefix", allows: (i, j, s) => j <= i || j < s.prefix },
   "documents": {
@@ -33,6 +35,7 @@ const KINDS = {
   "left": { name: "causal, padding left", slider: "real", allows: (i, j, s, n) => j <= i && j >= n - s.real },
 };
 const SLIDERS = {
+  "queries": "new tokens",
   "window": "window, in tokens",
   "prefix": "prefix, in tokens",
   "first_document": "first document, in tokens",
@@ -81,7 +84,7 @@ export default {
     const sliders = Object.entries(SLIDERS).map(([key, name]) => {
       const shown = make("span", { "data-testid": `${key}-value` });
       const input = make("input", {
-        type: "range", min: key === "window" ? 1 : 0, max: n, step: 1, "data-testid": key,
+        type: "range", min: key === "window" || key === "queries" ? 1 : 0, max: n, step: 1, "data-testid": key,
         oninput: () => set(key, Number(input.value)),
       });
       return { key, input, shown, label: make("label", {}, make("span", {}, name, shown), input) };
@@ -114,13 +117,15 @@ export default {
       const pads = (i) => (state.kind === "right" && i >= state.real) || (state.kind === "left" && i < n - state.real);
       // left padding moves the text to the right end
       const word = (i) => (pads(i) ? "pad" : state.tokens[state.kind === "left" ? i - (n - state.real) : i]);
+      const old = state.kind === "past" ? n - state.queries : 0; // tokens whose keys are kept and that ask nothing
       let open = 0;
       let empty = 0;
-      rows.forEach(({ head, cells }, i) => {
+      rows.forEach(({ head, cells, node: line }, i) => {
         head.textContent = heads[i].textContent = word(i);
         const allowed = state.tokens.map((_, j) => rule.allows(i, j, state, n));
         const weights = maskedSoftmax(state.scores[i], allowed);
-        open += allowed.filter(Boolean).length;
+        line.style.display = i < old ? "none" : "";
+        if (i >= old) open += allowed.filter(Boolean).length;
         empty += allowed.some(Boolean) ? 0 : 1;
         cells.forEach(({ output, node }, j) => {
           const texts = {
@@ -137,7 +142,7 @@ export default {
         });
       });
       const lonely = empty ? ` ${empty} ${empty === 1 ? "row has" : "rows have"} no key: all weights are 0.` : "";
-      said.textContent = `${open} of ${n * n} pairs are open.${lonely}`;
+      said.textContent = `${open} of ${(n - old) * n} pairs are open.${lonely}`;
     };
 
     el.classList.add("live-figure");

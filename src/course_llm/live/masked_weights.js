@@ -150,8 +150,10 @@ export default {
         make("tbody", {}, ...rows.map((r) => r.node)))),
       make("div", { class: "buttons" }, button("back", "back", -1), button("next step", "next", 1)),
       said,
-      // four in a row, or two
-      make("div", { class: "controls", style: "grid-template-columns:repeat(auto-fit,minmax(min(9rem,100%),1fr))" }, ...inputs.map((x) => x.label)));
+      // pairs that stay together: four in a row, or two
+      make("div", { class: "controls", style: "grid-template-columns:repeat(auto-fit,minmax(min(15rem,100%),1fr))" },
+        ...inputs.flatMap((x, j) => j % 2 ? [] : [make("div", { class: "controls", style: "grid-template-columns:1fr 1fr;margin:0" },
+          ...inputs.slice(j, j + 2).map((y) => y.label))])));
     for (const key of Object.keys(DEFAULTS)) model.on(`change:${key}`, update);
     update();
   },
