@@ -50,8 +50,8 @@
     const path = target.pathname.slice(root.pathname.length);
     const name = path.replace(/\.html$/, "");
     if (!path.endsWith(".html") || !pages.includes(name)) {
-      const item = link.closest("li"); // a file to download
-      if (link.matches(".download") && item) item.remove();
+      const item = link.closest("li, p"); // a file to download that is all there is
+      if (link.matches(".download") && item?.textContent.trim() === link.textContent.trim()) item.remove();
       else link.replaceWith(...link.childNodes);
       return;
     }
