@@ -124,7 +124,7 @@ def causal_self_attention(q, k, v):
 # **Given** the number of `queries` (1 or more) and of `keys`, **return** a boolean mask of shape `(queries, keys)`.
 #
 # **Rule.** The queries are the *last* tokens of the sequence of `keys` tokens. Each sees itself and everything before it: the last query sees
-# every key, the one before it all but the last key. With queries = keys it is the plain causal mask. If there are more
+# every key, the one before it all but the last key. With as many queries as keys it is the plain causal mask. If there are more
 # queries than keys, raise a `ValueError` with a message that says so.
 #
 # **Example.** `causal_mask_with_past(2, 5)`, with x for True:

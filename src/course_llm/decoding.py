@@ -81,7 +81,7 @@ def top_p_filter(probs: Float[Tensor, "*batch vocab"], p: float) -> Float[Tensor
 
     The nucleus is the smallest set of most probable tokens whose mass is at least p. The token that crosses
     p belongs to it, so it is never empty; ties go to the lower id. The other tokens become 0 and each row is
-    scaled to sum to 1 again. p = 1 keeps every token.
+    scaled to sum to 1 again. `p = 1` keeps every token.
 
     Args:
         probs: each row sums to 1.
@@ -306,7 +306,7 @@ def repetition_penalty(
 def distinct_n(ids: Int[Tensor, " seq"] | Sequence[int], n: int) -> float:
     """Returns the share of n-grams that are distinct (Li et al. 2016).
 
-    The n-grams overlap: a text of `seq` tokens has seq - n + 1 of them. A text without any gives 0.0.
+    The n-grams overlap: a text of `seq` tokens has `seq - n + 1` of them. A text without any gives 0.0.
 
     Args:
         ids: the text, a 1-D tensor or a list.
@@ -362,7 +362,7 @@ def speculative_accept(
         u: one uniform number in [0, 1) per draft.
 
     Raises:
-        ValueError: target_probs has not one row more than there are drafts (optional in the exercise).
+        ValueError: target_probs does not have one row more than there are drafts (optional in the exercise).
     """
     drafts = len(draft_ids)
     if len(target_probs) != drafts + 1:

@@ -38,7 +38,7 @@ def causal_mask(n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n 
 def masked_softmax(
     scores: Float[Tensor, "*batch queries keys"], mask: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Turns scores into attention weights: softmax over the keys of scores + mask.
+    """Turns scores into attention weights: softmax over the keys of `scores + mask`.
 
     Masked weights are exactly 0 and the others of a row sum to 1. A row without any allowed key is all 0, and
     so is its gradient (a plain softmax gives NaN there). Scores as large as 1e4 do not overflow.
@@ -66,8 +66,8 @@ def causal_self_attention(
 ) -> Float[Tensor, "*batch seq d"]:
     """Attends to the current and to earlier tokens only: `softmax(q @ k.T / sqrt(d) + M) @ v`.
 
-    M is `causal_mask`. Output i depends on q[i] and on k and v up to position i; its gradient with respect to
-    every later position is exactly 0.
+    M is `causal_mask`. Output i depends on `q[i]` and on k and v up to position i; its gradient with respect
+    to every later position is exactly 0.
 
     Args:
         q: queries, one row per token.
@@ -106,7 +106,7 @@ def causal_mask_with_past(queries: int, keys: int) -> Bool[Tensor, "queries keys
 
 
 def padding_mask(lengths: Int[Tensor, "batch"], seq: int) -> Bool[Tensor, "batch seq"]:
-    """Marks the real tokens of a batch that is padded on the right: True on the first lengths[b] of row b.
+    """Marks the real tokens of a batch that is padded on the right: True on the first `lengths[b]` of row b.
 
     Args:
         lengths: number of real tokens per row, 0 to seq.
@@ -122,7 +122,7 @@ def padding_mask(lengths: Int[Tensor, "batch"], seq: int) -> Bool[Tensor, "batch
 
 
 def causal_padding_mask(real: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch 1 seq seq"]:
-    """Combines the causal mask with padding: a query sees a key if key <= query and the key is a real token.
+    """Combines causal mask and padding: a query sees a key if `key <= query` and the key is a real token.
 
     The rule holds for padding queries too; nobody reads their outputs. Real tokens may stand anywhere in the
     row, so padding on the right and on the left both work. The axis of size 1 broadcasts over the heads.
@@ -135,7 +135,7 @@ def causal_padding_mask(real: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch 
 
 
 def sliding_window_mask(n: int, window: int) -> Bool[Tensor, "n n"]:
-    """Lets each token attend to itself and to the window - 1 tokens before it. True = may attend.
+    """Lets each token attend to itself and to the `window - 1` tokens before it. True = may attend.
 
     Args:
         n: number of tokens, 1 or more.
@@ -185,9 +185,9 @@ def find_leaks(
 ) -> Bool[Tensor, "seq seq"]:
     """Finds which outputs of a model depend on later tokens, by putting other tokens there.
 
-    Entry (i, j) is True if j > i and the logits at position i change by more than 1e-6 (any one of them, up
-    or down) for some other token at position j, all other tokens left as they are. Entries on and below the
-    diagonal are False: an output may depend on its own token and on earlier ones.
+    Entry `(i, j)` is True if `j > i` and the logits at position i change by more than 1e-6 (any one of them,
+    up or down) for some other token at position j, all other tokens left as they are. Entries on and below
+    the diagonal are False: an output may depend on its own token and on earlier ones.
 
     Args:
         model: `(batch, seq)` token ids in, `(batch, seq, vocab)` logits out; row b of the output depends on
