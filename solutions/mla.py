@@ -37,7 +37,7 @@ from course_llm.weights import MLAWeights
 #
 # **Rule.** Take the singular value decomposition, keep the largest `rank` singular values and their vectors. Share the
 # singular values between `a` and `b` as you like: only the product is checked. `torch.linalg.svd` does not take half
-# precision: then decompose in `float32` and convert the factors back. A `rank` below 1 or above `min(rows, cols)` is a `ValueError` that says so.
+# precision: decompose such a matrix in `float32` and convert the factors back. A `rank` below 1 or above `min(rows, cols)` is a `ValueError` that says so.
 #
 # **Example.** For `w = diag(1, 3, 2)` and rank 2, `a @ b` is `diag(0, 3, 2)`.
 
@@ -324,11 +324,11 @@ def largest_batch(memory_bytes, model_bytes, seq, layers, elements_per_token, by
 # ## LoRA
 #
 # **Given** rows `x`, `(..., d_in)`, a pretrained weight `w`, `(d_in, d_out)`, and factors `a`, `(d_in, r)`, and `b`,
-# `(r, d_out)`, `lora_forward` **returns** $xW + \frac{\alpha}{r}\, xAB$, with $\alpha$ the argument `alpha`. `merge_lora` **returns** the one matrix that does the same.
+# `(r, d_out)`, `lora_forward` **returns** $xW + (\alpha / r)\, xAB$, with $\alpha$ the argument `alpha`. `merge_lora` **returns** the one matrix that does the same.
 #
 # **Rule.** $r$ is the width of `a`. Merging leaves `w` itself unchanged. Gradients flow to every input, `w` too.
 #
-# **Example.** `x = [[1, 2]]`, `w = [[1], [1]]`, `a` the identity, `b = [[2], [1]]`, `alpha=4`: 3 + (4/2)·4 = 11, and the merged weight is `[[5], [3]]`.
+# **Example.** `x = [[1, 2]]`, `w = [[1], [1]]`, `a` the identity, `b = [[2], [1]]`, `alpha=4`: $3 + (4/2) \cdot 4 = 11$, and the merged weight is `[[5], [3]]`.
 
 # %% exercise="lora_forward"
 def lora_forward(x, w, a, b, alpha):

@@ -226,7 +226,8 @@ def sliding_window_nll(
     n = ids.shape[1]
     starts = [*range(0, n - window, stride), max(0, n - window)]
     nll: Tensor | float = 0.0
-    scored = 1  # the tokens before this one are done; the first has no prediction
+    # the tokens before this one are done; the first has no prediction
+    scored = 1
     with torch.no_grad():
         for start in starts:
             tokens = ids[:, start : start + window]
@@ -250,8 +251,8 @@ def chunked_cross_entropy(
         targets: the true token id of each row.
         chunk: number of rows whose logits exist at once, at least 1; need not divide n, may be above n.
 
-    Equals the loss of all rows at once, and so do its gradients in `hidden` and `w_vocab`. The `(n, vocab)`
-    logits never exist, neither at once nor in pieces saved for backward.
+    Equals the loss of all rows at once, and so do its gradients in `hidden` and `w_vocab`. With chunk below
+    n the `(n, vocab)` logits never exist, neither at once nor in pieces saved for backward.
 
     Raises:
         ValueError: chunk is below 1, or targets are outside the vocabulary (optional in the exercise).
@@ -302,7 +303,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad_hidden[rows] = grad @ w_vocab.T
             if grad_w is not None:
                 _add_product(grad_w, kept[rows].T, grad)
-        # each row's share in the mean enters here and not above: these sums have fewer elements than the logits
+        # each row's share in the mean enters here: these sums have fewer elements than the logits
         share = grad_loss / counted.sum().clamp(min=1)
         grad_hidden = None if grad_hidden is None else grad_hidden.mul_((counted * share)[:, None])
         grad_w = None if grad_w is None else grad_w.mul_(share).to(w_vocab.dtype)

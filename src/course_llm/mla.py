@@ -23,7 +23,7 @@ from course_llm.weights import MLAWeights
 def low_rank_factors(
     w: Float[Tensor, "rows cols"], rank: int
 ) -> tuple[Float[Tensor, "rows {rank}"], Float[Tensor, "{rank} cols"]]:
-    """Factors a matrix into its best approximation `a @ b` of a rank by the SVD (Eckart and Young, 1936).
+    """Factors a matrix into its best approximation `a @ b` of a given rank (SVD; Eckart and Young, 1936).
 
     Args:
         w: the matrix to approximate.
@@ -178,7 +178,7 @@ def decoupled_rope_scores(
 
 
 class LatentCache:
-    """Keeps the latents and the rotated shared keys of one layer: d_c + d_r numbers per token.
+    """Keeps the latents and the rotated shared keys of one layer: `d_c + d_r` numbers per token.
 
     Args:
         batch: sequences held at once.
@@ -295,7 +295,8 @@ def cache_elements_per_token(
     if kind == "mla":
         if d_c is None or d_r is None:
             raise ValueError(f"cache_elements_per_token needs d_c and d_r for kind='mla', got {d_c=}, {d_r=}")
-        return d_c + d_r  # one latent serves keys and values, and one rotary key serves all heads
+        # one latent serves keys and values, and one rotary key serves all heads
+        return d_c + d_r
     raise ValueError(f"cache_elements_per_token needs kind 'mha', 'gqa', 'mqa' or 'mla', got {kind!r}")
 
 

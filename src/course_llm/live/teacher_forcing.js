@@ -80,7 +80,7 @@ export default {
       const row = { truth: make("td", {}) };
       for (const way of ["forced", "free"]) {
         row[way] = { read: make("span", {}), wrote: make("span", { "data-testid": `${way}-${t}` }), mark: make("span", {}) };
-        row[way].node = make("td", {}, row[way].read, " → ", row[way].wrote, " ", row[way].mark);
+        row[way].node = make("td", {}, row[way].read, " → ", row[way].wrote, "\u00a0", row[way].mark);
       }
       row.node = make("tr", {}, make("th", { scope: "row" }, t), row.truth, row.forced.node, row.free.node);
       return row;
