@@ -4,9 +4,9 @@ Docstrings are written for readers of the source: code in single backticks, star
 that is only indented.
 """
 
+import importlib
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -77,14 +77,8 @@ def described(words, name):
         parents = name.split(".")
         places = [".".join([*parents[:count], words]) for count in range(len(parents), 1, -1)]
     for place in places:
-        parts = place.split(".")
-        module = next(
-            (m for n in range(len(parts), 0, -1) if (m := ".".join(parts[:n])) in sys.modules), None
-        )
-        if module is None or not module.startswith(PACKAGE.name):
-            continue
-        found = sys.modules[module]
-        inside = place[len(module) + 1 :]
+        found = module_of(place)
+        inside = place[len(found.__name__) + 1 :]
         try:
             for part in inside.split(".") if inside else []:
                 found = inspect.getattr_static(found, part)
@@ -100,6 +94,14 @@ def described(words, name):
         if own and home.startswith(f"{PACKAGE.name}.") and not found.__name__.startswith("_"):
             return f"{home}.{found.__qualname__}"
     return None
+
+
+def module_of(place):
+    """The module of the package that holds what has this full name, whether it has been described yet or not."""
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError:
+        return module_of(place.rpartition(".")[0])
 
 
 def escaped(lines, name="", obj=None):
@@ -130,9 +132,8 @@ def portable_signature(app, what, name, obj, options, signature, result):
     if signature:
         signature = re.sub(r"(?:Posix|Windows)Path\(('[^']*')\)", r"\1", signature)
         signature = signature.replace(str(PACKAGE), PACKAGE.name).replace("<factory>", "...")
-        signature = re.sub(
-            r", _\w+: [^,=()]+(?:= [^,()]+)?", "", signature
-        )  # private ones, of torch's layers
+        # private parameters of torch's layers
+        signature = re.sub(r", _\w+: [^,=()]+(?:= [^,()]+)?", "", signature)
         signature = named_types(signature)
     return signature, result and named_types(result)
 

@@ -68,7 +68,7 @@ class Cache:
             v: their values, `(batch, kv_heads, new, value width)`.
 
         Returns:
-            keys `(batch, kv_heads, keys, key width)` and values `(batch, kv_heads, keys, value width)`, in the dtype
+            Keys `(batch, kv_heads, keys, key width)` and values `(batch, kv_heads, keys, value width)`, in the dtype
             of what came; `key_slots` says where in the sequence each of them stands.
 
         Raises:

@@ -204,7 +204,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
         values: the fields by name; `latent`, `rope_scaling` and `experts` may be mappings of their own fields.
 
     Raises:
-        ValueError: a name that the configuration does not have, one that is missing, or a value that does not do.
+        ValueError: a name that the configuration does not have, one that is missing, or a value that is not valid.
     """
     from course_llm.experts import ExpertsConfig
     from course_llm.layers import LatentConfig, RopeScaling

@@ -1,8 +1,8 @@
 """What a decoder is made of: norms, positions, feed-forward networks and attention, with any cache.
 
-`ModelConfig` says which of each. The modules here are the fast forms; the chapters' functions
+`course_llm.model.ModelConfig` says which of each. The modules here are the fast forms; the chapters' functions
 (`course_llm.attention`, `course_llm.kv_cache`, `course_llm.mla`) are the plain ones, and the tests say that
-they agree. Rotary positions turn the pairs (2i, 2i+1), as in the RoFormer paper and in
+they agree. Rotary positions turn the pairs `(2 * i, 2 * i + 1)`, as in the RoFormer paper and in
 `course_llm.attention.apply_rope`.
 """
 
@@ -48,7 +48,8 @@ class RopeScaling:
             their frequency divided by `factor`. (Llama's `low_freq_factor`, YaRN's `beta_slow`.)
         high: the border of the fast pairs: those with more rotations than this keep their frequency. (Llama's
             `high_freq_factor`, YaRN's `beta_fast`.)
-        attention_factor: multiplies cosines and sines, and so the scores by its square; YaRN's, 1 otherwise.
+        attention_factor: multiplies cosines and sines, and so what rotated columns add to the scores by its square;
+            YaRN's, 1 otherwise.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -249,8 +250,8 @@ def attend_by_products(
 def products_are_faster(k: Tensor, v: Tensor) -> bool:
     """Says whether `attend_by_products` beats the fused kernel for one query.
 
-    So it is on a CPU where keys and values lie in memory without gaps, if they are large or in half precision. The
-    fused kernel of PyTorch 2.13 for CPUs works in blocks of queries, and a single query leaves most of a block empty.
+    It does on a CPU if keys and values lie in memory without gaps and are large or in half precision. The fused
+    kernel of PyTorch 2.13 for CPUs works in blocks of queries, and a single query leaves most of a block empty.
 
     Args:
         k: keys.
@@ -322,9 +323,8 @@ class Attention(nn.Module):
             step: positions, mask and cache, which all layers share.
         """
         widths = [self.heads, self.kv_heads, self.kv_heads]
-        parts = (
-            self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(widths, dim=2)
-        )  # their gradients are joined
+        # split at once: the three gradients come back as one
+        parts = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(widths, dim=2)
         q, k, v = (part.transpose(1, 2) for part in parts)  # as they lie in memory
         if self.q_norm is not None:  # (batch, heads, seq, head_dim)
             q, k = self.q_norm(q), self.k_norm(k)

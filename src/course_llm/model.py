@@ -60,7 +60,8 @@ class ModelConfig:
         norm: `"rms"` or `"layer"`.
         norm_eps: added to the mean square or to the variance before the root.
         qk_norm: RMSNorm on each head's queries and keys (arXiv 2010.04245).
-        biases: on the linear layers of the blocks (experts and what expands latents have none).
+        biases: on the linear layers of the blocks (experts have none, nor have the matrices of latent attention that
+            make queries, keys and values of the heads).
         qkv_biases: on the projections to queries, keys and values alone, where `biases` is off.
         tied: the output matrix is the embedding.
         window: a token sees itself and the `window - 1` tokens before it; None sees all.
@@ -123,12 +124,12 @@ class ModelConfig:
 
     @property
     def n_kv_heads(self) -> int:
-        """Key-value heads: `kv_heads`, or `heads` where that is None."""
+        """Number of key-value heads, which is `kv_heads`, or `heads` where that is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def d_head(self) -> int:
-        """Width of a head: `head_dim`, or `d_hidden // heads` where that is None."""
+        """Width of a head, which is `head_dim`, or `d_hidden // heads` where that is None."""
         return self.d_hidden // self.heads if self.head_dim is None else self.head_dim
 
 
@@ -206,8 +207,9 @@ class Decoder(nn.Module):
     def initialise(self, seed: int) -> None:
         """Draws all matrices anew from a seed; the same numbers on every device.
 
-        Normal, with standard deviation 0.02, divided by `sqrt(2 * layers)` for the last matrix of each
-        attention and of each feed-forward network (GPT-2). Biases become 0.
+        Normal, with standard deviation 0.02. It is divided by `sqrt(2 * layers)` for the last matrix of each
+        attention, feed-forward network and expert (GPT-2), and for the matrices of latent attention that
+        project down to latents, too. Biases become 0.
 
         Args:
             seed: of the generator.

@@ -65,7 +65,7 @@ def prepack_weights(model: Model, batch: int) -> Model:
         batch: sequences that will be decoded together.
 
     Returns:
-        a model of the same class.
+        A model of the same class.
 
     Raises:
         ValueError: batch is below 1.

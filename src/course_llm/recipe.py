@@ -28,7 +28,7 @@ class Training:
         seed: of the initial weights and of the order of the data.
         tokens: to train on, in all.
         rows: sequences per step, all processes together, of the model's context each.
-        accumulate: so many backward passes make one step, each over rows / accumulate sequences.
+        accumulate: so many backward passes make one step, each over `rows / accumulate` sequences.
         peak_lr: of AdamW; reached after `warmup_steps`, kept, and taken linearly to 0 over the last
             `decay_share`.
         betas: shares of its two running means that AdamW keeps at each step.

@@ -2,7 +2,7 @@
 
 Text is cut into words first (`WORD_PATTERN`: letters, digits or other characters, each with the one space
 before them), and merges happen inside words only. Token ids are plain: ids 0 to 255 are the bytes themselves,
-id 256 + i is the i-th merge, and the last id ends a document. `tokenizers` runs it; `train_merges` learns the
+id `256 + i` is the i-th merge, and the last id ends a document. `tokenizers` runs it; `train_merges` learns the
 merges by the same rule as the exercise `course_llm.pretraining.train_bpe` (most frequent pair first, ties to
 the pair that sorts first), but updates only the counts that a merge changes.
 """

@@ -87,7 +87,7 @@ def bits_per_byte(
 
     The documents stand one after the other, each with its end of text, for which one byte, the newline, is
     counted. They are read in windows of `context` tokens that overlap by half: every token is predicted once,
-    and all but the first ones after at least context / 2 others.
+    and all but the first ones after at least `context / 2` others.
 
     Args:
         model: token ids `(batch, seq)` to logits.

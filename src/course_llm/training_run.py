@@ -58,7 +58,7 @@ class Trainer:
         on_row: called with each line of the log.
 
     Raises:
-        ValueError: corpus or tokenizer is missing or not valid, `out` cannot be made, or `parallel` does not do.
+        ValueError: corpus or tokenizer is missing or not valid, `out` cannot be made, or `parallel` is not possible here.
     """
 
     def __init__(

@@ -102,8 +102,8 @@ def training_step(
         objective: inputs and targets to the mean loss per token.
         parameters: all that are trained.
         optimizer: of the parameters, its rate set.
-        batches: pairs (inputs, targets) with as many tokens each: then the mean of their means is the mean
-            per token. They go forward and backward one after the other.
+        batches: pairs `(inputs, targets)`, all with the same number of tokens: then the mean of their means is
+            the mean per token. They go forward and backward one after the other.
         clip: largest norm of all gradients together, above 0.
 
     Raises:
