@@ -206,7 +206,7 @@ def positions_from_padding(real):
 # The bytes are those of the weights and of all keys and values, with bytes_per_element for each number:
 #
 # $$\begin{aligned}
-# \text{bytes} = \ &\text{bytes\_per\_element} \cdot \text{layers} \\
+# \text{bytes} &= \text{bytes\_per\_element} \cdot \text{layers} \\
 # &\cdot (w + 2 \cdot \text{batch} \cdot \text{seq} \cdot \text{kv\_heads} \cdot \text{head\_dim})
 # \end{aligned}$$
 #

@@ -143,7 +143,7 @@ class KVCache:
 
 
 def rope_at(x: Float[Tensor, "*batch seq head_dim"], start: int) -> Float[Tensor, "*batch seq head_dim"]:
-    """Rotates rows by their positions start, start + 1, ... in the whole text (RoFormer, eq. 34).
+    """Rotates rows by their positions `start, start + 1, ...` in the whole text (RoFormer, eq. 34).
 
     New rows continue where the cache ends, so `start` is the cache's length before the update. Keys are
     rotated once, when they are new, and cached rotated.
@@ -227,13 +227,13 @@ def decode_intensity(
 
     With `d = heads * head_dim` a layer has `w = 2 * d**2 + 2 * d * kv_heads * head_dim + 2 * d * d_ff`
     weights. A step of one new token per sequence costs `batch * layers * (2 * w + 4 * seq * d)` FLOPs. It
-    reads the weights once and each sequence's keys and values, which are
+    reads the weights once and each sequence's keys and values, in all
     `bytes_per_element * layers * (w + 2 * batch * seq * kv_heads * head_dim)` bytes.
 
     Args:
         batch: sequences decoded together.
         seq: tokens in the cache, the new one included.
-        layers: layers.
+        layers: number of layers.
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of one head.
@@ -261,7 +261,7 @@ def forward_flops(
         batch: sequences.
         new: tokens pushed per sequence.
         seq: tokens attended to, the new ones included.
-        layers: layers.
+        layers: number of layers.
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of one head.
