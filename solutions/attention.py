@@ -264,7 +264,7 @@ def apply_rope(x, positions, base=10000.0):
 #   `ln2_bias` to the second.
 # - $\mathrm{MultiHead}$ is multi-head self-attention with `w_q`, `w_k`, `w_v`, `w_o`, all `(d_hidden, d_hidden)` here. It is causal: position
 #   $i$ attends to the positions $0 \dots i$.
-# - $\mathrm{FFN}(z) = \mathrm{GELU}(z\,W_{\mathrm{up}} + b_{\mathrm{up}})\,W_{\mathrm{down}} + b_{\mathrm{down}}$, the feed-forward layer, with the exact GELU, `F.gelu(...)`.
+# - $\mathrm{FFN}(z)$ is the feed-forward layer, $\mathrm{GELU}(z\,W_{\mathrm{up}} + b_{\mathrm{up}})\,W_{\mathrm{down}} + b_{\mathrm{down}}$, with the exact GELU, `F.gelu(...)`.
 #
 # There is no position encoding and no norm at the end.
 #

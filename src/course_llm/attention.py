@@ -83,8 +83,8 @@ def split_heads(
     """Cuts the last axis into `heads` consecutive blocks, one per head (Vaswani et al. 2017, sec. 3.2.2).
 
     Args:
-        x: the vectors of all heads side by side; head 0 owns the first d_hidden/heads columns, head 1 the
-            next, and so on.
+        x: the vectors of all heads side by side; head 0 owns the first `d_hidden / heads` columns, head 1
+            the next, and so on.
         heads: number of heads, a divisor of d_hidden.
 
     Raises:
@@ -150,11 +150,11 @@ def attention_parameter_count(
     Args:
         d_hidden: width of the model.
         heads: number of heads.
-        d_k: width of one head's queries and keys; d_hidden/heads when left out.
-        d_v: width of one head's values; d_hidden/heads when left out.
+        d_k: width of one head's queries and keys; `d_hidden / heads` when left out.
+        d_v: width of one head's values; `d_hidden / heads` when left out.
 
     Raises:
-        ValueError: a width is left out and d_hidden/heads is not a whole number.
+        ValueError: a width is left out and `d_hidden / heads` is not a whole number.
     """
     if d_k is None or d_v is None:
         _check_heads("attention_parameter_count", "d_hidden", d_hidden, heads)
@@ -180,7 +180,7 @@ def sinusoidal_positions(seq: int, d_hidden: int, base: float = 10000.0) -> Floa
     """
     if d_hidden % 2:
         raise ValueError(f"sinusoidal_positions needs an even d_hidden, got d_hidden={d_hidden}")
-    # float64 inside: float32 angles of distant positions are off in the fourth decimal
+    # float64: in float32, distant angles are off in the fourth decimal
     frequencies = base ** (-torch.arange(0, d_hidden, 2, dtype=torch.float64) / d_hidden)
     angles = torch.arange(seq, dtype=torch.float64)[:, None] * frequencies  # (seq, d_hidden/2)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).float()
@@ -221,8 +221,8 @@ def decoder_block(
 ) -> Float[Tensor, "batch seq d_hidden"]:
     """Applies a pre-norm decoder block: causal attention, GELU feed-forward (GPT-2, Radford et al. 2019).
 
-    h = x + MultiHead(norm1(x)), result = h + FFN(norm2(h)); FFN is the feed-forward layer. Causal: a
-    position attends to itself and to earlier ones. No position encoding, no norm at the end.
+    `h = x + MultiHead(norm1(x))`, and the result is `h + FFN(norm2(h))`; FFN is the feed-forward layer.
+    Causal: a position attends to itself and to earlier ones. No position encoding, no norm at the end.
 
     Args:
         x: the residual stream.

@@ -11,9 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Holds the weights of one pre-norm decoder block (`course_llm.attention.decoder_block`).
+    """Holds the weights of one pre-norm decoder block.
 
-    The attention projections have no biases; the feed-forward layer and the norms have.
+    `course_llm.attention.decoder_block` applies them. The attention projections have no biases; the feed-forward
+    layer and the norms have.
 
     Attributes:
         ln1_scale: scale of the norm before the attention, `(d_hidden,)`.
