@@ -118,7 +118,7 @@ class ModelCache:
 # `heads * head_dim` may differ from `d_hidden`.
 #
 # **Cost.** At most `8 * new * d_hidden * width + 4 * new * keys * width` FLOPs per row of the batch, where `width` is `heads * head_dim` and
-# `keys` are all tokens so far.
+# `keys` counts all tokens so far, the new ones included.
 #
 # **Example.** A prompt of 5 tokens, then one token: the second call computes one row of queries, at position 5, on 6 keys.
 
