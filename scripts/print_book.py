@@ -88,10 +88,10 @@ def contents(articles, numbers):
 
 def document(articles, config, styles, numbers):
     """The whole book as one HTML document."""
-    title = html.escape(config["title"])
+    title, author = html.escape(config["title"]), config["author"]
     dated = max((article["updated"] for article in articles), default="")
     cover = (
-        f'<header class="cover"><h1 id="title-page">{title}</h1><p>{html.escape(config["author"])}</p>'
+        f'<header class="cover"><h1 id="title-page">{title}</h1><p>{html.escape(author[:1].upper() + author[1:])}</p>'
         f"<p>{html.escape(dated)}</p><p>Code under the MIT licence, text and figures under CC BY 4.0. The online edition has "
         "the live figures, the answers to the quizzes and the exercise notebooks.</p></header>"
     )

@@ -97,7 +97,7 @@ def one_line(line):
 
 def words(line):
     """Yields a line's words, with what keeps each together."""
-    word, first, space = "", True, ""
+    word, first, space, prefixed = "", True, "", False
     for piece in [*PIECE.finditer(line), None]:
         if piece is not None and piece.lastgroup in ("token", "text"):
             word += piece.group()
@@ -105,7 +105,9 @@ def words(line):
         if piece is not None and piece.lastgroup == "tag":
             word = QUOTED.sub(r"\1<wbr>\2", word)  # its text in quotes follows
         if word:
-            yield opening(space, word) if first else space + whole(word)
+            # nothing comes between the letter of f"..." and its text
+            yield opening(space, word) if first else space + (between_parts(word) if prefixed else whole(word))
+            prefixed = word.endswith("</span>") and '<span class="sa">' in word[-30:]
             word, first, space = "", False, ""
         if piece is not None and piece.lastgroup == "space":
             space = piece.group()
@@ -118,11 +120,11 @@ def words(line):
 def whole(word):
     """A word that goes to the next line as a whole, or, where it is long, ends a line at a good place."""
     text = html.unescape(TAG.sub("", word))
+    if "<" not in word and (len(text) > LONG or (len(text) > NAME and "_" in text)):
+        # it goes on below as a whole where it has room there
+        return f'<span class="chunk">{breakable(word)}</span>'
     if len(text) > LONG:
         return breakable(word)
-    if "<" not in word and len(text) > NAME and "_" in text:
-        # it goes on below as a whole where it has room there
-        return f'<span class="chunk">{between_parts(word)}</span>'
     return f'<span class="kept">{word}</span>' if "-" in text[:-1] else word
 
 

@@ -66,6 +66,11 @@ MENDED = [
         re.compile(r'<span class="pre">((?:&\w+;|[^<&]){29,})(?=</span>)'),
         lambda match: f'<span class="pre long">{PART.sub(BREAK, match[1])}',
     ),
+    # a sign in code stays with what follows
+    (
+        re.compile(r'(<span class="pre">(?:[−+*/@-]|\*\*)</span> <span class="pre">[^<]{1,12}</span>)'),
+        r'<span class="whole">\1</span>',
+    ),
     # deprecated roles
     (re.compile(r' role="doc-biblioentry"'), ""),
     (re.compile(r'<div role="list" class="citation-list">'), '<div class="citation-list">'),
