@@ -128,7 +128,7 @@ def latent_factors(
         `(w_dkv, w_uk, w_uv)`. How the product is shared between the factors is free.
 
     Raises:
-        ValueError: d_c outside of these bounds.
+        ValueError: d_c is outside of these bounds.
     """
     both = torch.cat((w_k, w_v), dim=1)
     if not 1 <= d_c <= min(both.shape):
@@ -224,7 +224,7 @@ def generate_text(
         The prompt followed by the new tokens.
 
     Raises:
-        ValueError: temperature > 0 without uniforms.
+        ValueError: temperature is above 0 and there are no uniforms.
     """
     if temperature > 0 and uniforms is None:
         raise ValueError(f"generate_text needs uniforms above temperature 0, got temperature={temperature}")
@@ -307,7 +307,7 @@ def generation_flops(weights: ModelWeights, prompt: int, new: int) -> int:
 
 
 def least_flops(weights: ModelWeights, prompt: int, new: int, distinct: int | None = None) -> int:
-    """Counts the fewest FLOPs that are known to generate a row; fewer means that some were not counted.
+    """Counts the fewest FLOPs that are known to suffice for a row; fewer means that some were not counted.
 
     - In every layer each token that is pushed needs its keys and values, or its latent. The rest of the layer
       it needs in all layers but the last: there only the row that gives the next token does, one per step.

@@ -73,7 +73,7 @@ def expand_kv(
         `(k, v)`.
 
     Raises:
-        ValueError: heads does not divide the width.
+        ValueError: heads does not divide the width (optional in the exercise).
     """
     return split_heads(c @ w_uk, heads), split_heads(c @ w_uv, heads)
 
