@@ -25,6 +25,7 @@ DOC = re.compile(r'((?:<span class="w">\s*</span>)?<span class="sd">)([^<]*)(</s
 WIDTH, EARLY = 110, 14
 # what a line begins with that does not go on with the one before it: an item of a list, the names of arguments, the end
 ITEM = re.compile(r'\s*(?:[-*>]|\d+\.\s|"""|(?:\*{0,2}\w+, )*\*{0,2}\w+(?: \([^)]*\))?:(?:\s|$))')
+QUOTES = ("'", '"', "&#39;", "&quot;")
 QUOTED = re.compile(r'(<span class="p">[(\[{,]</span>)(<span class="sa">\w+</span>)?$')
 DOT, OPENED, SLASH = (
     re.compile(r'(<span class="o">\.</span>)'),
@@ -102,6 +103,9 @@ def words(line):
         if piece is not None and piece.lastgroup in ("token", "text"):
             word += piece.group()
             continue
+        if piece is not None and piece.lastgroup == "space" and word in QUOTES:
+            word += piece.group()  # a text may begin with spaces that matter
+            continue
         if piece is not None and piece.lastgroup == "tag":
             word = QUOTED.sub(r"\1<wbr>\2", word)  # its text in quotes follows
         if word:
@@ -120,6 +124,8 @@ def words(line):
 def whole(word):
     """A word that goes to the next line as a whole, or, where it is long, ends a line at a good place."""
     text = html.unescape(TAG.sub("", word))
+    if "<" not in word and " " in word:
+        return f'<span class="kept">{word}</span>'
     if "<" not in word and (len(text) > LONG or (len(text) > NAME and "_" in text)):
         # it goes on below as a whole where it has room there
         return f'<span class="chunk">{breakable(word)}</span>'

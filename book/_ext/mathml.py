@@ -460,7 +460,8 @@ class Parser:
                 items.append(Parser(piece).cell())
             elif piece:
                 words = re.sub(r"\\([_%&#$ {}])", r"\1", piece)
-                items.append(element("mtext", html.escape(re.sub(r"^ | $", "\u00a0", words))))
+                words = html.escape(re.sub(r"^ | $", "\u00a0", words))
+                items.append(element("mi", words, mathvariant="normal"))  # an mtext counts as space for operators
         return row(items), "plain"
 
     do_textrm = do_textbf = do_textit = do_texttt = do_mbox = do_textnormal = do_text
