@@ -311,7 +311,7 @@ class Parser:
         result = scripts(base, below, above, under=kind in ("large", "limits", "brace"))
         if kind in ("function", "limits"):
             space = '<mspace width="0.1667em"></mspace>'
-            after = "" if self.peek() in (None, "(", "[", "\\left", "}", "&", "{", "\\bigl") else space
+            after = "" if self.peek() in (None, "(", "[", "}", "&", "{", "\\bigl") else space
             return (space if operand else "") + result + after
         return result
 
