@@ -172,7 +172,9 @@ def first_case(result: Result) -> Lines:
     for found in result.groups if result.attempted else ():
         if first := found.first_complaint:
             index, _ = first
-            return case_lines(result.exercise, public_case(result, found, index), found.runs[index])
+            with contextlib.suppress(Exception):  # a result of a strange make, when it is looked at
+                return case_lines(result.exercise, public_case(result, found, index), found.runs[index])
+            return []
     return []
 
 

@@ -69,6 +69,8 @@ def kind(value: Any) -> str:
 def _tensor_difference(got: Any, want: Tensor, tolerance: Tolerance, what: str) -> str | None:
     if not isinstance(got, Tensor):
         return f"{what} is {kind(got)}, it should be {kind(want)}"
+    if got.is_nested or got.is_meta or got.layout is not torch.strided:
+        return f"{what} is a tensor of a special make (sparse, nested or without values), it should be an ordinary one"
     if got.dtype != want.dtype:
         return f"{what} has dtype {_name(got.dtype)}, it should have {_name(want.dtype)}"
     if got.device.type != want.device.type:

@@ -163,3 +163,40 @@ def test_every_case_of_the_decoding_chapter_has_words():
                 exercise.name,
                 group.name,
             )
+
+
+class Shy:
+    """An object that may not be looked at."""
+
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    def __eq__(self, other):
+        raise RuntimeError("no")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, 2).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.ones(2, dtype=torch.complex64),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.ones(0, 3),
+        lambda: [Shy(), {}, 10**400],
+        lambda: iter([1.0]),
+        lambda: {"value": float("nan")},
+        Shy,
+    ],
+)
+@pytest.mark.parametrize(
+    ("stem", "name"), [("masking", "causal_mask"), ("loss", "log_softmax"), ("decoding", "greedy_decode")]
+)
+def test_a_result_of_a_strange_make_is_a_wrong_one_and_no_error(stem, name, make):
+    made = make()
+    namespace = {"__name__": "__main__", name: lambda *args, **kwargs: made}
+    report = check_names(catalog.chapter(stem), name, namespace, sources={})
+    assert not report.result.passed and report.result.message
+    assert name in repr(report) and "<table>" in report._repr_html_()
